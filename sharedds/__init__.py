@@ -1,0 +1,83 @@
+"""Memory-safe datasets for PyTorch: the data lives once, in a file that every process maps.
+
+The public names are loaded when first used, so that ``import sharedds`` costs next to nothing and
+loads neither torch nor LMDB.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sharedds import errors
+    from sharedds.datasets import ImageDataset, LazyDataset
+    from sharedds.handles import per_process
+    from sharedds.ingest import export, pack
+    from sharedds.loader import build_loader
+    from sharedds.packed import PackedStrings, RaggedArray
+    from sharedds.store import Field, Store, StoreWriter, info, verify
+
+    __version__: str
+
+__all__ = [
+    "Field",
+    "ImageDataset",
+    "LazyDataset",
+    "PackedStrings",
+    "RaggedArray",
+    "Store",
+    "StoreWriter",
+    "__version__",
+    "build_loader",
+    "errors",
+    "export",
+    "info",
+    "pack",
+    "per_process",
+    "verify",
+]
+
+# Where each public name is defined; a test compares this with the imports above.
+_HOMES = {
+    "Field": "sharedds.store",
+    "ImageDataset": "sharedds.datasets",
+    "LazyDataset": "sharedds.datasets",
+    "PackedStrings": "sharedds.packed",
+    "RaggedArray": "sharedds.packed",
+    "Store": "sharedds.store",
+    "StoreWriter": "sharedds.store",
+    "build_loader": "sharedds.loader",
+    "export": "sharedds.ingest",
+    "info": "sharedds.store",
+    "pack": "sharedds.ingest",
+    "per_process": "sharedds.handles",
+    "verify": "sharedds.store",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name on first use (PEP 562)."""
+    value: Any
+    if name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    elif name == "errors":
+        value = importlib.import_module("sharedds.errors")
+    elif name == "__version__":
+        value = _installed_version()
+    else:
+        raise AttributeError(f"module 'sharedds' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _installed_version() -> str:
+    metadata = importlib.import_module("importlib.metadata")
+    try:
+        return str(metadata.version("sharedds"))
+    except metadata.PackageNotFoundError:  # a source tree on sys.path that nobody installed
+        return "0+unknown"

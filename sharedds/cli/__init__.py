@@ -1,0 +1,102 @@
+"""The command line: ``sharedds VERB ...``, one public function behind each verb.
+
+Verbs are imported when they run. ``sharedds --help`` is answered from the table below alone, so it
+loads neither torch nor LMDB.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from sharedds.errors import SharedDSError
+
+__all__ = ["VERBS", "LazyGroup", "Verb", "cli", "main"]
+
+FAILED = 1
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """A verb of the command line.
+
+    Args:
+        target: Where its command is, as ``"module:attribute"``.
+        help: One line, shown by ``sharedds --help``.
+    """
+
+    target: str
+    help: str
+
+
+VERBS = {
+    "pack": Verb("sharedds.cli.pack:pack", "Pack the folder SOURCE into the file OUT."),
+    "info": Verb(
+        "sharedds.cli.inspect:info",
+        "Show what is in STORE: schema, counts, classes, sizes, digest.",
+    ),
+    "verify": Verb(
+        "sharedds.cli.inspect:verify",
+        "Compare everything in STORE with its checksums.",
+    ),
+    "export": Verb(
+        "sharedds.cli.pack:export",
+        "Write STORE back to FOLDER: the stored bytes of each image under its name.",
+    ),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are needed, in the order of the table."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the verbs."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command of one verb; ``None`` when there is no such verb."""
+        if cmd_name not in VERBS:
+            return None
+        module, attribute = VERBS[cmd_name].target.split(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of verbs without importing any of them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, verb.help) for name, verb in VERBS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="sharedds", prog_name="sharedds")
+def cli() -> None:
+    """Memory-safe datasets for PyTorch: pack them once, map them everywhere."""
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    0: done. 1: it failed, with one message on stderr. 2: the command was not understood.
+    130: interrupted with Ctrl-C.
+
+    Args:
+        args: The words after the program's name; those of this process by default.
+    """
+    words = None if args is None else list(args)
+    try:
+        result: Any = cli.main(words, prog_name="sharedds", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except SharedDSError as error:
+        click.echo(f"Error: {error}", err=True)
+        return FAILED
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("Interrupted.", err=True)
+        return INTERRUPTED
+    return result if isinstance(result, int) else 0

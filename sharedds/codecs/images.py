@@ -1,0 +1,378 @@
+"""Check, decode, encode and resize pictures.
+
+JPEG goes through libjpeg-turbo (simplejpeg) straight from the caller's buffer. The other formats go
+through Pillow's reader of exactly the format that the content shows. Nothing here changes a global
+setting of any library, and everything may run in many threads at once.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import BmpImagePlugin, GifImagePlugin, Image, ImageCms, WebPImagePlugin
+
+from sharedds.codecs import jpeg, png, tiff
+from sharedds.codecs.animated import first_gif_frame
+from sharedds.codecs.formats import probe
+from sharedds.codecs.header import BytesLike, ImageHeader, as_bytes_like, limit_pixels, reading
+from sharedds.codecs.jpeg import encode_jpeg
+from sharedds.codecs.pixels import (
+    Background,
+    Depth,
+    Mode,
+    Samples,
+    change_depth,
+    finish,
+    orient,
+    require_options,
+)
+from sharedds.errors import DecodeError, OptionError
+
+__all__ = [
+    "DEFAULT_MAX_PIXELS",
+    "check",
+    "decode",
+    "encode_image",
+    "encode_jpeg",
+    "resize",
+]
+
+DEFAULT_MAX_PIXELS = 200_000_000
+WHITE: Background = (255, 255, 255)
+
+_MAX_WEBP_SIDE = 16_383
+_PNG_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+_TO_RGB = frozenset({"CMYK", "YCbCr", "RGBX", "HSV"})
+_TO_RGBA = {"RGBa": "RGBA", "PA": "RGBA", "La": "LA"}
+
+
+def check(data: BytesLike, *, max_pixels: int | None = DEFAULT_MAX_PIXELS) -> ImageHeader:
+    """Prove that a picture decodes whole, and return what its headers say.
+
+    All compressed data is decoded: JPEG at 1/8 scale, which still reads every code in the file.
+
+    Args:
+        data: The whole file.
+        max_pixels: Largest width times height that is accepted; None accepts any.
+
+    Raises:
+        DecodeError: The file is damaged, truncated or not a supported picture.
+        ImageTooLargeError: The picture has more than ``max_pixels`` pixels.
+    """
+    data = as_bytes_like(data)
+    header = probe(data, max_pixels=max_pixels)
+    if header.format == "jpeg":
+        jpeg.check_pixels(data, header)
+    else:
+        _read_samples(data, header, "RGB", max_pixels)
+    return header
+
+
+def decode(
+    data: BytesLike,
+    *,
+    mode: Mode = "RGB",
+    depth: Depth = "keep",
+    background: Background = WHITE,
+    orientation: int | None = None,
+    max_pixels: int | None = DEFAULT_MAX_PIXELS,
+    header: ImageHeader | None = None,
+) -> NDArray[Any]:
+    """Decode a picture to an array.
+
+    Args:
+        data: The whole file; JPEG is read in place from any buffer.
+        mode: ``"RGB"``: grey is replicated, alpha is laid over ``background``. ``"L"``: grey; the
+            stored luma of a JPEG. ``"RGBA"``. ``"keep"``: the stored channels, a palette as RGB or
+            RGBA, 1-bit as 0 and 255, CMYK and other colour spaces as RGB. ``"index"``: palette
+            indices or grey values exactly as stored, for label masks.
+        depth: ``"keep"``: uint8, uint16, int32 or float32 as stored. ``"8"``: 0..65535 scaled
+            linearly to 0..255. ``"16"``: 0..255 times 257.
+        background: Red, green and blue (0..255) under transparent pixels.
+        orientation: EXIF orientation to undo; None takes it from the file, 1 leaves as stored.
+        max_pixels: Largest width times height that is accepted; None accepts any.
+        header: What :func:`probe` or :func:`check` said of these bytes, to save looking again.
+
+    Returns:
+        (H, W, C) array, C-contiguous and writable; the first frame of an animation.
+
+    Raises:
+        DecodeError: The file is damaged, truncated, not a supported picture, or has no such form.
+        ImageTooLargeError: The picture has more than ``max_pixels`` pixels.
+        OptionError: An option has a value that does not exist.
+    """
+    require_options(mode, depth, background, orientation)
+    data = as_bytes_like(data)
+    if header is None:
+        header = probe(data, max_pixels=max_pixels)
+    else:
+        limit_pixels(header.width, header.height, max_pixels)
+    if header.format == "jpeg":
+        array = _decode_jpeg(data, header, mode)
+        if depth != "keep":
+            array = change_depth(array, depth)
+    else:
+        samples = _read_samples(data, header, mode, max_pixels)
+        array = finish(samples, mode=mode, depth=depth, background=background)
+    array = orient(array, header.orientation if orientation is None else orientation)
+    return array if array.flags.writeable else array.copy()
+
+
+def _decode_jpeg(data: BytesLike, header: ImageHeader, mode: Mode) -> NDArray[Any]:
+    if mode == "index" and header.channels != 1:
+        raise DecodeError("mode='index' needs a palette or grey picture; this JPEG stores colours")
+    if mode == "L" or (header.channels == 1 and mode in ("keep", "index")):
+        return jpeg.decode_pixels(data, header, "GRAY")
+    return jpeg.decode_pixels(data, header, "RGBA" if mode == "RGBA" else "RGB")
+
+
+# --- the other formats ---------------------------------------------------------------------------
+
+
+def _read_samples(
+    data: BytesLike, header: ImageHeader, mode: Mode, max_pixels: int | None
+) -> Samples:
+    if header.format == "png":
+        return _from_png(png.read_pixels(data, max_pixels), header)
+    if header.format == "tiff":
+        return _from_tiff(tiff.read_picture(data, max_pixels), header, mode)
+    if header.format not in ("gif", "webp", "bmp"):
+        raise DecodeError(f"a header of format {header.format!r} does not belong to a picture")
+    with reading({"gif": "GIF", "webp": "WebP", "bmp": "BMP"}[header.format]):
+        if header.format == "gif":
+            image: Image.Image = GifImagePlugin.GifImageFile(io.BytesIO(first_gif_frame(data)))
+        elif header.format == "webp":
+            image = WebPImagePlugin.WebPImageFile(io.BytesIO(data))
+        else:
+            image = BmpImagePlugin.BmpImageFile(io.BytesIO(data))
+        with image:
+            if image.size != (header.width, header.height):
+                raise DecodeError(
+                    f"the picture is {image.size[0]} x {image.size[1]} pixels, its header says "
+                    f"{header.width} x {header.height}"
+                )
+            image.load()
+            if header.format == "gif" and image.mode == "L":
+                # Pillow leaves a grey palette out; here a GIF is a palette picture all the same.
+                return _from_grey_palette(image)
+            return _from_pillow(image)
+
+
+def _from_png(pixels: png.PngPixels, header: ImageHeader) -> Samples:
+    samples = pixels.samples
+    if pixels.palette is not None:
+        return Samples(indices=samples, palette=pixels.palette, palette_alpha=pixels.has_alpha)
+    alpha: NDArray[Any] | None = None
+    full = np.iinfo(samples.dtype).max
+    if pixels.key is not None:
+        same = (samples == np.array(pixels.key)).all(axis=2, keepdims=True)
+        alpha = np.where(same, 0, full).astype(samples.dtype)
+    channels = samples.shape[2]
+    indices = samples if channels == 1 else None
+    if header.bits < 8:
+        samples = samples * np.uint8(255 // (2**header.bits - 1))
+    if channels in (2, 4):
+        samples, alpha = samples[..., :-1], samples[..., -1:]
+    return Samples(colour=samples, alpha=alpha, indices=indices)
+
+
+def _from_tiff(picture: tiff.TiffPicture, header: ImageHeader, mode: Mode) -> Samples:
+    if picture.dropped and mode == "keep":
+        raise DecodeError(
+            f"TIFF holds {picture.dropped} more channels than can be kept ({header.mode}); "
+            "mode='RGB' reads the first three as colours"
+        )
+    if picture.samples is not None:
+        stored = picture.samples
+        if stored.shape[2] == 4:
+            return Samples(colour=stored[..., :3], alpha=stored[..., 3:])
+        return Samples(colour=stored, indices=stored if stored.shape[2] == 1 else None)
+    if picture.image is None:
+        raise DecodeError("TIFF holds no picture")
+    with reading("TIFF"), picture.image as image:
+        samples = _from_pillow(image)
+    grey, stored_grey = samples.colour, samples.indices
+    if samples.palette is not None or grey is None or stored_grey is None:
+        return samples
+    if grey.dtype == np.uint16 and picture.inverted:
+        # Pillow counts from white to black up to 8 bits only.
+        return Samples(colour=65535 - grey, indices=grey)
+    if grey.dtype == np.uint8:
+        if header.bits < 8:
+            stored_grey = grey // (255 // (2**header.bits - 1))
+        if picture.inverted:
+            stored_grey = np.uint8(2**header.bits - 1) - stored_grey
+    return Samples(colour=grey, indices=stored_grey)
+
+
+def _from_grey_palette(image: Image.Image) -> Samples:
+    table = np.empty((256, 4), np.uint8)
+    table[:, :3] = np.arange(256)[:, None]
+    table[:, 3] = 255
+    key = image.info.get("transparency")
+    if isinstance(key, int):
+        table[key, 3] = 0
+    return Samples(
+        indices=np.asarray(image)[:, :, None],
+        palette=table,
+        palette_alpha=isinstance(key, int),
+    )
+
+
+def _from_pillow(image: Image.Image) -> Samples:
+    """Take the samples out of a loaded picture, whatever its mode."""
+    if image.mode == "P":
+        table = np.zeros((256, 4), np.uint8)
+        table[:, 3] = 255
+        colours = image.getpalette("RGB") or []
+        count = min(len(colours) // 3, 256)
+        table[:count, :3] = np.array(colours[: 3 * count], np.uint8).reshape(count, 3)
+        key = image.info.get("transparency")
+        if isinstance(key, int):
+            table[key, 3] = 0
+        elif isinstance(key, bytes):
+            table[: len(key), 3] = np.frombuffer(key[:256], np.uint8)
+        return Samples(
+            indices=np.asarray(image)[:, :, None], palette=table, palette_alpha=key is not None
+        )
+    if image.mode in _TO_RGB:
+        image = image.convert("RGB")
+    elif image.mode in _TO_RGBA:
+        image = image.convert(_TO_RGBA[image.mode])
+    elif image.mode == "LAB":
+        image = _from_lab(image)
+    array = np.asarray(image)
+    if array.ndim == 3:
+        if array.shape[2] in (2, 4):
+            return Samples(colour=array[..., :-1], alpha=array[..., -1:])
+        return Samples(colour=array)
+    array = array[:, :, None]
+    if array.dtype == np.bool_:
+        bits = (array.view(np.uint8) != 0).view(np.uint8)  # Pillow's True is a byte of 255
+        return Samples(colour=bits * np.uint8(255), indices=bits)
+    if image.mode.startswith("I;16"):
+        array = array.astype(np.uint16)  # in the byte order of this machine
+    return Samples(colour=array, indices=array if array.dtype.kind in "iu" else None)
+
+
+def _from_lab(image: Image.Image) -> Image.Image:
+    lab, srgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
+    converted = ImageCms.applyTransform(
+        image, ImageCms.buildTransform(lab, srgb, "LAB", "RGB"), inPlace=False
+    )
+    if converted is None:
+        raise DecodeError("a picture in LAB colours could not be converted")
+    return converted
+
+
+# --- encode and resize ---------------------------------------------------------------------------
+
+
+def encode_image(array: NDArray[Any], format: str, *, quality: int | None = None) -> bytes:
+    """Encode an array (H, W) or (H, W, C) as a picture file.
+
+    Args:
+        array: PNG takes uint8 and uint16 with 1 to 4 channels, and bool with one (as 1-bit); WebP
+            takes uint8 with 3 or 4 channels; JPEG takes uint8 with 1 or 3.
+        format: ``"png"``, ``"webp"`` or ``"jpeg"``.
+        quality: 1..100 of lossy coding. None means 90 for JPEG and lossless for WebP.
+
+    Raises:
+        OptionError: The format does not hold such an array, or does not exist.
+    """
+    if format == "jpeg":
+        return encode_jpeg(array, quality=90 if quality is None else quality)
+    if array.ndim == 2:
+        array = array[:, :, None]
+    if array.ndim != 3 or 0 in array.shape:
+        raise OptionError(f"an array of shape {array.shape} is not a picture (H, W, C)")
+    channels = array.shape[2]
+    if format == "png":
+        return _encode_png(array, channels)
+    if format != "webp":
+        raise OptionError(f"format={format!r}: pictures are written as png, webp or jpeg")
+    if array.dtype != np.uint8 or channels not in (3, 4):
+        raise OptionError(
+            f"WebP holds uint8 arrays with 3 or 4 channels, not {array.dtype} {array.shape}; "
+            "use PNG"
+        )
+    if max(array.shape[:2]) > _MAX_WEBP_SIDE:
+        raise OptionError(
+            f"a picture of {array.shape[1]} x {array.shape[0]} pixels does not fit in a WebP, whose "
+            f"sides end at {_MAX_WEBP_SIDE:,} pixels; use PNG"
+        )
+    if quality is not None and not 1 <= quality <= 100:
+        raise OptionError(f"quality={quality!r}: WebP quality is 1 to 100, or None for lossless")
+    return _save(_as_pillow(array, _PNG_MODES[channels]), "WEBP", lossless=quality is None,
+                 quality=80 if quality is None else quality, exact=True)  # fmt: skip
+
+
+def _encode_png(array: NDArray[Any], channels: int) -> bytes:
+    if channels not in _PNG_MODES or array.dtype not in (np.uint8, np.uint16, np.bool_):
+        raise OptionError(
+            f"PNG holds uint8 and uint16 arrays with 1 to 4 channels, and bool with one, not "
+            f"{array.dtype} {array.shape}"
+        )
+    if array.dtype == np.uint16:
+        return png.write_png16(array)
+    if array.dtype == np.uint8:
+        return _save(_as_pillow(array, _PNG_MODES[channels]), "PNG")
+    if channels != 1:
+        raise OptionError(f"PNG holds bool arrays with one channel, not {array.shape}")
+    height, width = array.shape[:2]
+    return _save(Image.frombytes("1", (width, height), np.packbits(array[..., 0], axis=1)), "PNG")
+
+
+def _as_pillow(array: NDArray[Any], mode: str) -> Image.Image:
+    height, width = array.shape[:2]
+    return Image.frombytes(mode, (width, height), np.ascontiguousarray(array).tobytes())
+
+
+def _save(image: Image.Image, format: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format, **options)
+    return buffer.getvalue()
+
+
+def resize(array: NDArray[Any], *, height: int, width: int) -> NDArray[Any]:
+    """Resize (H, W, C) linearly, antialiased where it shrinks, each channel by itself.
+
+    Args:
+        array: uint8, uint16 or float32 with any number of channels.
+        height: New height in pixels.
+        width: New width in pixels.
+
+    Returns:
+        (height, width, C) of the same dtype, contiguous; whole numbers are rounded to nearest.
+
+    Raises:
+        OptionError: Another dtype or shape, or a side below 1.
+    """
+    if array.ndim != 3 or 0 in array.shape or array.dtype not in (np.uint8, np.uint16, np.float32):
+        raise OptionError(
+            f"only uint8, uint16 and float32 pictures (H, W, C) are resized, not {array.dtype} "
+            f"{array.shape}"
+        )
+    if height < 1 or width < 1:
+        raise OptionError(f"a picture cannot be resized to {width} x {height} pixels")
+    if array.shape[:2] == (height, width):
+        return np.array(array, order="C")
+    result = np.empty((height, width, array.shape[2]), array.dtype)
+    # Three or four bytes go together; RGBX because Pillow would weight RGBA by its alpha.
+    if array.dtype == np.uint8 and array.shape[2] in (3, 4):
+        image = _as_pillow(array, "RGB" if array.shape[2] == 3 else "RGBX")
+        result[...] = np.asarray(image.resize((width, height), Image.Resampling.BILINEAR))
+        return result
+    for channel in range(array.shape[2]):
+        plane = array[..., channel]
+        image = _as_pillow(plane, "L") if plane.dtype == np.uint8 else _as_pillow(
+            plane.astype(np.float32), "F"
+        )  # fmt: skip
+        resized = np.asarray(image.resize((width, height), Image.Resampling.BILINEAR))
+        if plane.dtype == np.uint16:
+            resized = np.clip(np.rint(resized), 0, 65535)
+        result[..., channel] = resized
+    return result

@@ -1,0 +1,305 @@
+"""PNG: chunks are walked here, rows are unfiltered by Pillow.
+
+Pillow alone accepts pixel data that ends early (the missing rows stay black), never looks at most
+checksums, and cuts 16-bit colour to 8 bits. So this module checks the critical chunks, inflates the
+pixel data itself to prove its length, and hands Pillow a minimal file with nothing else in it.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import PngImagePlugin
+
+from sharedds.codecs.header import BytesLike, ImageHeader, exif_orientation, limit_pixels, reading
+from sharedds.errors import DecodeError
+
+__all__ = ["PngPixels", "read_header", "read_pixels", "write_png16"]
+
+MAGIC = b"\x89PNG\r\n\x1a\n"
+
+# colour type -> (channels, Pillow's mode, allowed bits)
+_COLOUR = {
+    0: (1, "L", (1, 2, 4, 8, 16)),
+    2: (3, "RGB", (8, 16)),
+    3: (1, "P", (1, 2, 4, 8)),
+    4: (2, "LA", (8, 16)),
+    6: (4, "RGBA", (8, 16)),
+}
+_ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2),
+          (0, 1, 1, 2))  # fmt: skip
+_EXIF_TEXT = b"Raw profile type exif\0"
+_MAX_EXIF = 1 << 17
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PngPixels:
+    """Decoded samples of a PNG, nothing converted.
+
+    Attributes:
+        samples: uint8 or uint16 array (H, W, channels); greys below 8 bits and palette indices are
+            the stored numbers, not scaled.
+        palette: uint8 array (256, 4) of RGBA for palette pictures, else None.
+        key: The one sample value (a number per channel) that is transparent, or None.
+        has_alpha: Whether a palette holds transparent entries.
+    """
+
+    samples: NDArray[Any]
+    palette: NDArray[np.uint8] | None = None
+    key: tuple[int, ...] | None = None
+    has_alpha: bool = False
+
+
+def _chunks(data: BytesLike) -> Iterator[tuple[bytes, int, int]]:
+    """Yield (type, start, end) of the content of each chunk; ``end`` may lie past the data."""
+    at, size = 8, len(data)
+    while at + 8 <= size:
+        (length,) = struct.unpack_from(">I", data, at)
+        kind = bytes(data[at + 4 : at + 8])
+        yield kind, at + 8, at + 8 + length
+        at += 12 + length
+
+
+def _verify(data: BytesLike, kind: bytes, start: int, end: int) -> None:
+    if end + 4 > len(data):
+        raise DecodeError(
+            f"PNG is truncated: chunk {kind.decode('latin-1')} ends at byte {end + 4}, "
+            f"there are {len(data)}"
+        )
+    (stored,) = struct.unpack_from(">I", data, end)
+    if zlib.crc32(data[start - 4 : end]) != stored:
+        raise DecodeError(f"PNG is damaged: wrong checksum of chunk {kind.decode('latin-1')}")
+
+
+def _ihdr(data: BytesLike) -> tuple[int, int, int, int, int]:
+    """Return width, height, bits, colour type and interlace method, all checked."""
+    if len(data) < 33:
+        raise DecodeError(f"PNG is truncated: {len(data)} bytes, too short for a header")
+    if bytes(data[8:16]) != b"\0\0\0\x0dIHDR":
+        raise DecodeError("PNG is damaged: it does not begin with its header (IHDR)")
+    _verify(data, b"IHDR", 16, 29)
+    width, height, bits, colour, method, filters, interlace = struct.unpack_from(
+        ">IIBBBBB", data, 16
+    )
+    if (
+        colour not in _COLOUR
+        or bits not in _COLOUR[colour][2]
+        or method
+        or filters
+        or interlace > 1
+        or max(width, height) >= 2**31
+    ):
+        raise DecodeError(
+            f"PNG is damaged: {width} x {height}, bit depth {bits}, colour type {colour}, "
+            f"interlace {interlace}"
+        )
+    return width, height, bits, colour, interlace
+
+
+def read_header(data: BytesLike) -> ImageHeader:
+    """Read the header, orientation and number of frames from the chunks of a PNG.
+
+    Raises:
+        DecodeError: The header chunk is damaged, or its values do not exist.
+    """
+    width, height, bits, colour, _ = _ihdr(data)
+    channels, mode, _ = _COLOUR[colour]
+    if colour == 0 and bits in (1, 16):
+        mode = "1" if bits == 1 else "I;16"
+    orientation, frames = 0, 1
+    for kind, start, end in _chunks(data):
+        if end > len(data) or kind == b"IEND":
+            break
+        if kind == b"eXIf":
+            orientation = exif_orientation(data[start:end])
+        elif kind in (b"tEXt", b"zTXt") and not orientation:
+            orientation = _text_orientation(kind, bytes(data[start : min(end, start + _MAX_EXIF)]))
+        elif kind == b"acTL" and end - start == 8:
+            frames = max(1, struct.unpack_from(">I", data, start)[0] & 0x7FFFFFFF)
+    return ImageHeader(
+        format="png",
+        width=width,
+        height=height,
+        channels=channels,
+        bits=bits,
+        mode=mode,
+        orientation=orientation or 1,
+        frames=frames,
+    )
+
+
+def _text_orientation(kind: bytes, content: bytes) -> int:
+    """Read the orientation from the EXIF block that ImageMagick keeps as hexadecimal text."""
+    if not content.startswith(_EXIF_TEXT):
+        return 0
+    text = content[len(_EXIF_TEXT) :]
+    try:
+        if kind == b"zTXt":
+            text = zlib.decompressobj().decompress(text[1:], _MAX_EXIF)
+        # A line break, the name, the length, then lines of hexadecimal digits.
+        return exif_orientation(bytes.fromhex(b"".join(text.split(b"\n")[3:]).decode("ascii")))
+    except (zlib.error, ValueError):
+        return 0
+
+
+def _row_bytes(width: int, height: int, bits: int, interlace: int) -> int:
+    """Return the length of the inflated pixel data; ``bits`` are those of a whole pixel."""
+    if not interlace:
+        return height * (1 + (width * bits + 7) // 8)
+    total = 0
+    for x, y, dx, dy in _ADAM7:
+        columns, rows = (width - x + dx - 1) // dx, (height - y + dy - 1) // dy
+        if columns > 0 and rows > 0:
+            total += rows * (1 + (columns * bits + 7) // 8)
+    return total
+
+
+def _inflate(pieces: list[memoryview], expected: int) -> bytes:
+    stream = zlib.decompressobj()
+    try:
+        # One byte more than wanted makes zlib reach its own checksum at the end of the stream.
+        raw = stream.decompress(b"".join(pieces), expected + 1)
+    except zlib.error as error:
+        raise DecodeError(f"PNG is damaged: {error}") from error
+    if len(raw) < expected or not (stream.eof or len(raw) > expected):
+        raise DecodeError(
+            f"PNG is truncated: its pixel data hold {len(raw):,} of {expected:,} bytes"
+        )
+    return raw if len(raw) == expected else raw[:expected]
+
+
+def _chunk(kind: bytes, content: bytes) -> bytes:
+    return b"".join(
+        (
+            struct.pack(">I", len(content)),
+            kind,
+            content,
+            struct.pack(">I", zlib.crc32(content, zlib.crc32(kind))),
+        )
+    )
+
+
+def _minimal(width: int, height: int, bits: int, colour: int, interlace: int, raw: bytes) -> bytes:
+    """Return a PNG of nothing but these pixels, stored without compression."""
+    head = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, interlace)
+    body = zlib.compress(raw, 0)
+    # Chunks have lengths of 31 bits.
+    step = 1 << 30
+    parts = [_chunk(b"IDAT", body[at : at + step]) for at in range(0, len(body), step)]
+    return b"".join((MAGIC, _chunk(b"IHDR", head), *parts, _chunk(b"IEND", b"")))
+
+
+def _unfilter(file: bytes, raw_mode: str | None = None) -> NDArray[Any]:
+    with PngImagePlugin.PngImageFile(io.BytesIO(file)) as image:
+        if raw_mode is not None:
+            image.tile = [tile._replace(args=raw_mode) for tile in image.tile]
+        image.load()
+        return np.asarray(image)
+
+
+def read_pixels(data: BytesLike, max_pixels: int | None) -> PngPixels:
+    """Decode all samples of a PNG, each with all its bits.
+
+    16-bit colour is unfiltered twice, once for the high and once for the low bytes: Pillow can read
+    each half of such a sample, never both at once.
+
+    Raises:
+        DecodeError: The file is damaged or truncated.
+        ImageTooLargeError: It has more than ``max_pixels`` pixels.
+    """
+    width, height, bits, colour, interlace = _ihdr(data)
+    limit_pixels(width, height, max_pixels)
+    view = memoryview(data)
+    pieces: list[memoryview] = []
+    table: dict[bytes, bytes] = {}
+    ended = False
+    for kind, start, end in _chunks(data):
+        if kind == b"IEND":
+            ended = True
+            break
+        if kind in (b"IDAT", b"PLTE", b"tRNS"):
+            _verify(data, kind, start, end)
+            if kind == b"IDAT":
+                pieces.append(view[start:end])
+            else:
+                table.setdefault(kind, bytes(view[start:end]))
+        elif end > len(data):
+            break
+    if not pieces:
+        raise DecodeError("PNG is truncated: it holds no pixel data (IDAT)")
+    if not ended:
+        raise DecodeError(f"PNG is truncated: no end chunk (IEND) in {len(data)} bytes")
+    channels = _COLOUR[colour][0]
+    raw = _inflate(pieces, _row_bytes(width, height, bits * channels, interlace))
+    with reading("PNG"):
+        samples = _samples(width, height, bits, colour, interlace, raw)
+    if samples.shape != (height, width, channels):
+        raise DecodeError(f"PNG is damaged: samples {samples.shape} in {width} x {height} pixels")
+    transparent = table.get(b"tRNS", b"")
+    if colour == 3:
+        return PngPixels(
+            samples=samples,
+            palette=_palette(table.get(b"PLTE", b""), transparent),
+            has_alpha=bool(transparent),
+        )
+    key = None
+    if colour in (0, 2) and len(transparent) >= 2 * channels:
+        key = struct.unpack_from(f">{channels}H", transparent)
+    return PngPixels(samples=samples, key=key)
+
+
+def _samples(
+    width: int, height: int, bits: int, colour: int, interlace: int, raw: bytes
+) -> NDArray[Any]:
+    if bits == 16 and colour == 4:
+        # Grey and alpha of 16 bits are laid out as four bytes: unfilter them as RGBA.
+        halves = _unfilter(_minimal(width, height, 8, 6, interlace, raw)).astype(np.uint16)
+        return np.stack(
+            (halves[..., 0] << 8 | halves[..., 1], halves[..., 2] << 8 | halves[..., 3]), -1
+        )
+    file = _minimal(width, height, bits, colour, interlace, raw)
+    if bits == 16 and colour in (2, 6):
+        name = "RGB" if colour == 2 else "RGBA"
+        samples = _unfilter(file, f"{name};16B").astype(np.uint16)
+        samples <<= 8
+        samples |= _unfilter(file, f"{name};16L")
+        return samples
+    samples = _unfilter(file)
+    if bits == 16:
+        samples = samples.astype(np.uint16)
+    elif bits == 1 and samples.dtype == np.bool_:
+        samples = (samples.view(np.uint8) != 0).view(np.uint8)  # Pillow's True is a byte of 255
+    elif bits < 8 and colour == 0:
+        samples = samples // (255 // (2**bits - 1))  # Pillow scales greys to 0..255
+    return samples if samples.ndim == 3 else samples[:, :, None]
+
+
+def _palette(colours: bytes, alpha: bytes) -> NDArray[np.uint8]:
+    table = np.zeros((256, 4), np.uint8)
+    table[:, 3] = 255
+    count = min(len(colours) // 3, 256)
+    table[:count, :3] = np.frombuffer(colours, np.uint8, 3 * count).reshape(count, 3)
+    table[: len(alpha[:256]), 3] = np.frombuffer(alpha[:256], np.uint8)
+    return table
+
+
+def write_png16(array: NDArray[np.uint16]) -> bytes:
+    """Encode a uint16 array (H, W, 1..4 channels) as PNG with all its bits."""
+    height, width, channels = array.shape
+    rows = np.ascontiguousarray(array.astype(">u2")).view(np.uint8).reshape(height, -1)
+    step = 2 * channels
+    filtered = np.empty((height, 1 + rows.shape[1]), np.uint8)
+    filtered[:, 0] = 1  # "Sub": the difference to the pixel on the left
+    filtered[:, 1 : 1 + step] = rows[:, :step]
+    np.subtract(rows[:, step:], rows[:, :-step], out=filtered[:, 1 + step :])
+    colour = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
+    head = struct.pack(">IIBBBBB", width, height, 16, colour, 0, 0, 0)
+    body = zlib.compress(filtered.tobytes(), 6)
+    return b"".join((MAGIC, _chunk(b"IHDR", head), _chunk(b"IDAT", body), _chunk(b"IEND", b"")))

@@ -1,0 +1,47 @@
+"""Runs one function over many items, results in order, with a bounded amount of work in flight.
+
+Threads serve here: reading, decoding, encoding and checksums all release the interpreter lock, there
+is nothing to pickle and one copy of everything. ``docs/decisions/`` has the figures.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+__all__ = ["run_in_order"]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_IN_FLIGHT_EACH = 8
+_IN_FLIGHT_BYTES = 128 << 20
+
+
+def run_in_order(
+    function: Callable[[Item], Result], items: Iterable[tuple[Item, int]], *, workers: int
+) -> Iterator[Result]:
+    """Yield ``function(item)`` for each (item, cost in bytes), in order.
+
+    At most 8 items for each worker, and 128 MiB of cost, are in flight (one item always is), so the
+    memory does not depend on the number of items.
+    """
+    waiting: deque[tuple[Future[Result], int]] = deque()
+    cost_in_flight = 0
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="sharedds-pack")
+    try:
+        for item, cost in items:
+            while waiting and (
+                len(waiting) >= _IN_FLIGHT_EACH * workers or cost_in_flight + cost > _IN_FLIGHT_BYTES
+            ):
+                future, done = waiting.popleft()
+                cost_in_flight -= done
+                yield future.result()
+            waiting.append((pool.submit(function, item), cost))
+            cost_in_flight += cost
+        while waiting:
+            yield waiting.popleft()[0].result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,280 @@
+"""How worker processes start, live and end.
+
+torch asks a multiprocessing context for queues, events and processes. The contexts here are those
+of the standard library with four differences:
+
+* what a worker needs is sent by value (:mod:`sharedds.loader.transport`), and the worker neither
+  imports nor runs the user's main module;
+* under forkserver the heavy libraries are imported once, by the server, before the first worker;
+* a worker limits its threads, and ends when the process that uses the loader has ended, however;
+* a batch that cannot be sent back becomes an error in the trainer, not a wait for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import multiprocessing
+import multiprocessing.connection
+import multiprocessing.queues
+import multiprocessing.spawn
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from multiprocessing.context import BaseContext, SpawnContext, SpawnProcess
+from typing import Any
+
+import torch
+from torch._utils import ExceptionWrapper
+
+from sharedds.errors import OptionError, WorkerError
+from sharedds.loader.plan import FORK_AFTER_CUDA
+from sharedds.loader.transport import ReceivedCall, SealedCall, explain
+
+__all__ = ["available_start_methods", "start_context"]
+
+#: Imported by the fork server when they are installed, so that its children share their pages.
+#: None of them starts threads, touches CUDA or opens a file when it is imported.
+_PRELOAD = (
+    "torch",
+    "torch.utils.data",
+    "numpy",
+    "lmdb",
+    "PIL.Image",
+    "simplejpeg",
+    "numcodecs",
+    "sharedds.datasets",
+    "sharedds.loader.worker",
+)
+
+#: Read by these libraries when they are first loaded; a value set by the user stays.
+_THREAD_VARIABLES = (
+    "BLOSC_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "OPENCV_FOR_THREADS_NUM",
+)
+
+_launching = threading.RLock()
+
+
+def available_start_methods() -> tuple[str, ...]:
+    """Return the start methods of this platform, the preferred one first."""
+    methods = multiprocessing.get_all_start_methods()
+    preferred = "forkserver" if sys.platform == "linux" else "spawn"
+    return tuple(sorted(methods, key=lambda method: method != preferred))
+
+
+def start_context(method: str) -> BaseContext:
+    """Return the context that starts loader workers by ``method``."""
+    return _CONTEXTS[method]
+
+
+# --- in the trainer: starting a worker -----------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _main_module_left_out() -> Iterator[None]:
+    """While open, processes started by this thread get no main module to import.
+
+    Other threads are not affected, and asking for the default start method does not fix it, as the
+    original function would.
+    """
+    thread = threading.get_ident()
+
+    def prepare(name: str) -> dict[str, Any]:
+        if threading.get_ident() != thread:
+            return original(name)
+        chosen: Any = multiprocessing.get_start_method(allow_none=True)
+        data = original(name)
+        if chosen is None:
+            multiprocessing.set_start_method(None, force=True)
+        data.pop("init_main_from_path", None)
+        data.pop("init_main_from_name", None)
+        return data
+
+    with _launching:
+        original = multiprocessing.spawn.get_preparation_data
+        multiprocessing.spawn.get_preparation_data = prepare
+        try:
+            yield
+        finally:
+            multiprocessing.spawn.get_preparation_data = original
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):  # its package is missing, or was put together by hand
+        return False
+
+
+# --- in the worker -------------------------------------------------------------------------------
+
+
+def _end_with_trainer() -> None:
+    """Start a thread that ends this process when its trainer is gone, killed or not.
+
+    torch looks at the parent's process id, which under forkserver is that of the server. The
+    sentinel alone is not enough either: a sibling forked later holds its other end open.
+    """
+    trainer = multiprocessing.parent_process()
+    if trainer is None or trainer.pid is None:
+        return
+    pid = trainer.pid
+    signals: list[Any] = [trainer.sentinel]
+    patience = None
+    try:
+        signals.append(os.pidfd_open(pid))
+    except (AttributeError, OSError):  # not Linux, an old kernel, or forbidden: ask each second
+        patience = 1.0
+    direct = hasattr(os, "getppid") and os.getppid() == pid
+
+    def watch() -> None:
+        while not multiprocessing.connection.wait(signals, timeout=patience):
+            if direct and os.getppid() != pid:
+                break
+        os._exit(1)
+
+    threading.Thread(target=watch, name="sharedds-orphan-guard", daemon=True).start()
+
+
+def _limit_threads() -> None:
+    """One thread for each library, loaded already or later: workers are the parallelism."""
+    for name in _THREAD_VARIABLES:
+        os.environ.setdefault(name, "1")
+    torch.set_num_threads(1)
+    if (cv2 := sys.modules.get("cv2")) is not None:
+        cv2.setNumThreads(0)
+    if (blosc := sys.modules.get("numcodecs.blosc")) is not None:
+        blosc.set_nthreads(1)
+
+
+class _Worker:
+    """What the worker processes of all start methods share."""
+
+    _target: Any
+    _args: tuple[Any, ...]
+    _kwargs: dict[str, Any]
+
+    def run(self) -> None:
+        """Work until the loader has no more to do."""
+        _end_with_trainer()
+        _limit_threads()
+        if isinstance(self._target, ReceivedCall):
+            call = self._target.open()
+            _limit_threads()  # those of the libraries that the dataset has brought along
+            call()
+        else:
+            self._target(*self._args, **self._kwargs)
+
+    def _seal(self, method: str) -> None:
+        self._target, self._args, self._kwargs = (
+            SealedCall(self._target, self._args, self._kwargs, method),
+            (),
+            {},
+        )
+
+
+class _Queue(multiprocessing.queues.Queue):  # type: ignore[type-arg] # no [] when running
+    """A queue that answers for what it could not send."""
+
+    @property
+    def _on_queue_feeder_error(self) -> Callable[[Exception, Any], None]:
+        # The feeder thread keeps this for its whole life; a strong reference would keep the queue.
+        queue = weakref.ref(self)
+
+        def answer(error: Exception, item: Any) -> None:
+            sender = queue()
+            in_worker = isinstance(multiprocessing.current_process(), _Worker)
+            if sender is None or not in_worker or not isinstance(item, tuple) or len(item) != 2:
+                multiprocessing.queues.Queue._on_queue_feeder_error(error, item)  # type: ignore[attr-defined]
+                return
+            sender.put((item[0], _unsent(item[1], error)))
+
+        return answer
+
+
+def _unsent(batch: Any, error: Exception) -> ExceptionWrapper:
+    """What the trainer gets in place of something that cannot be pickled."""
+    if isinstance(batch, ExceptionWrapper):
+        kind = getattr(batch.exc_type, "__qualname__", batch.exc_type)
+        text = f"{kind} (a class that cannot be sent from a worker):\n{batch.exc_msg}"
+    else:
+        path, culprit = explain("batch", batch, by_value=False) or ("batch", "")
+        text = (
+            f"{path} cannot be sent from a worker: {culprit or error}; classes of what a dataset "
+            "or collate_fn returns must stand at the top level of a module or of the main script"
+        )
+    try:
+        raise WorkerError(text) from None
+    except WorkerError:
+        return ExceptionWrapper(where="in a DataLoader worker process")  # type: ignore[no-untyped-call]
+
+
+# --- contexts ------------------------------------------------------------------------------------
+
+
+class _Queues:
+    def Queue(self, maxsize: int = 0) -> multiprocessing.queues.Queue[Any]:  # noqa: N802
+        return _Queue(maxsize, ctx=self)
+
+
+class _SpawnWorker(_Worker, SpawnProcess):
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:  # noqa: N802 - the name multiprocessing calls
+        process_obj._seal("spawn")
+        with _main_module_left_out():
+            return SpawnProcess._Popen(process_obj)
+
+
+class _SpawnContext(_Queues, SpawnContext):
+    Process = _SpawnWorker
+
+
+_CONTEXTS: dict[str, BaseContext] = {"spawn": _SpawnContext()}
+
+if sys.platform != "win32":
+    from multiprocessing import forkserver
+    from multiprocessing.context import (
+        ForkContext,
+        ForkProcess,
+        ForkServerContext,
+        ForkServerProcess,
+    )
+
+    def _preload_fork_server() -> None:
+        """Tell a fork server that does not run yet what to import; one that runs is left alone."""
+        server = forkserver._forkserver
+        if getattr(server, "_forkserver_pid", None) is not None:
+            return
+        asked = [name for name in getattr(server, "_preload_modules", ()) if name != "__main__"]
+        known = [name for name in _PRELOAD if name not in asked and _is_installed(name)]
+        forkserver.set_forkserver_preload(asked + known)
+
+    class _ForkWorker(_Worker, ForkProcess):
+        @staticmethod
+        def _Popen(process_obj: Any) -> Any:  # noqa: N802
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                raise OptionError(FORK_AFTER_CUDA)
+            return ForkProcess._Popen(process_obj)
+
+    class _ServerWorker(_Worker, ForkServerProcess):
+        @staticmethod
+        def _Popen(process_obj: Any) -> Any:  # noqa: N802
+            process_obj._seal("forkserver")
+            with _main_module_left_out():
+                _preload_fork_server()
+                return ForkServerProcess._Popen(process_obj)
+
+    class _ForkContext(_Queues, ForkContext):
+        Process = _ForkWorker
+
+    class _ServerContext(_Queues, ForkServerContext):
+        Process = _ServerWorker
+
+    _CONTEXTS |= {"fork": _ForkContext(), "forkserver": _ServerContext()}

@@ -1,0 +1,24 @@
+"""The store: one file that every process maps. ``docs/format.md`` specifies it."""
+
+from sharedds.store.arrays import ChunkedArray
+from sharedds.store.columns import Column, RaggedColumn, TextColumn
+from sharedds.store.info import StoreInfo, info
+from sharedds.store.layout import Field
+from sharedds.store.reader import Store
+from sharedds.store.verify import VerifyReport, verify
+from sharedds.store.writer import ArrayValue, StoreWriter
+
+__all__ = [
+    "ArrayValue",
+    "ChunkedArray",
+    "Column",
+    "Field",
+    "RaggedColumn",
+    "Store",
+    "StoreInfo",
+    "StoreWriter",
+    "TextColumn",
+    "VerifyReport",
+    "info",
+    "verify",
+]

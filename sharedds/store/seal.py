@@ -1,0 +1,287 @@
+"""Turns a finished spool into columns, locates every chunk, and writes the header that makes a store valid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from sharedds.errors import SchemaError, StoreFormatError
+from sharedds.handles import map_file
+from sharedds.store.layout import (
+    CHUNK_KEY,
+    CHUNKS,
+    COLUMNS,
+    FORMAT_VERSION,
+    HEADER,
+    HEADER_KEY,
+    SEAL_KEY,
+    WIDE_ROW,
+    ColumnSpec,
+    FieldSpec,
+    Header,
+    column_key,
+    rows_per_segment,
+)
+from sharedds.store.pages import Pages
+from sharedds.store.partial import Partial
+
+__all__ = ["DERIVED_COLUMNS", "digest_lines", "digest_of", "seal", "spooled_columns"]
+
+DERIVED_COLUMNS = frozenset({"@entries", "@first", "@key@hash", "@key@order"})
+
+
+def _is_wide(field: FieldSpec) -> bool:
+    size = int(np.prod(field.shape, dtype=np.int64)) * np.dtype(field.dtype).itemsize
+    return field.kind == "column" and size >= WIDE_ROW
+
+
+def spooled_columns(fields: Sequence[FieldSpec]) -> tuple[str, ...]:
+    """Return the names of the columns that wait in the spool, in the order of its frames."""
+    names: list[str] = []
+    for field in fields:
+        name = field.name
+        if field.kind == "column":
+            names.append(f"{name}@xxh3" if _is_wide(field) else name)
+        elif field.kind == "ragged":
+            names += [name, f"{name}@ends", f"{name}@shape"]
+        elif field.kind == "blocks":
+            names += [f"{name}@meta", f"{name}@meta@ends"]
+        elif field.kind != "image":
+            names += [name, f"{name}@ends"]
+    names += ["@key", "@key@ends", "@key@hash"]
+    if any(f.kind in ("image", "blocks") for f in fields):
+        names += ["@entries", "@counts"]
+    return tuple(names)
+
+
+def _layout(fields: Sequence[FieldSpec], partial: Partial) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """Yield (name, dtype, row shape) of each column that is stored just as it was spooled."""
+    for field in fields:
+        name = field.name
+        if field.kind == "column":
+            yield (f"{name}@xxh3", "<u8", ()) if _is_wide(field) else (name, field.dtype, field.shape)
+        elif field.kind == "ragged":
+            yield name, field.dtype, ()
+            yield f"{name}@ends", "<u8", ()
+            samples = partial.progress.samples
+            dimensions = partial.log.size(f"{name}@shape") // (8 * samples) if samples else 1
+            yield f"{name}@shape", "<i8", (dimensions,)
+        elif field.kind == "blocks":
+            yield f"{name}@meta", "|u1", ()
+            yield f"{name}@meta@ends", "<u8", ()
+        elif field.kind != "image":
+            yield name, "|u1", ()
+            yield f"{name}@ends", "<u8", ()
+    if partial.log.size("@key@ends") > 8:
+        yield "@key", "|u1", ()
+        yield "@key@ends", "<u8", ()
+
+
+class _ColumnWriter:
+    """Cuts a stream of bytes into segments and puts them in the file."""
+
+    def __init__(self, partial: Partial, name: str, dtype: str, shape: tuple[int, ...] = ()) -> None:
+        self._partial = partial
+        self._name, self._dtype, self._shape = name, dtype, shape
+        self._row = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        # system columns stay narrow: their segments are the large ones, whatever the row
+        self._rows_each = rows_per_segment(min(self._row, WIDE_ROW - 1))
+        self._buffer = bytearray()
+        self._checksums: list[str] = []
+        self._bytes = 0
+        self._hash = xxhash.xxh3_128()
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._buffer += data
+        self._bytes += len(data)
+        self._hash.update(data)
+        size = self._rows_each * self._row
+        while len(self._buffer) >= size:
+            self._put(size)
+
+    def _put(self, size: int) -> None:
+        segment = bytes(memoryview(self._buffer)[:size])
+        del self._buffer[:size]
+        self._partial.put(COLUMNS, column_key(self._name, len(self._checksums)), segment)
+        self._checksums.append(xxhash.xxh3_64_hexdigest(segment))
+
+    def finish(self) -> tuple[ColumnSpec, str]:
+        """Return the specification and the hash of the content."""
+        if self._buffer:
+            self._put(len(self._buffer))
+        checksums = () if self._name == "@entries" else tuple(self._checksums)
+        spec = ColumnSpec(
+            self._name, self._dtype, self._bytes // self._row, self._rows_each, self._shape, checksums
+        )
+        return spec, self._hash.hexdigest()
+
+
+def digest_lines(column: ColumnSpec, content: str) -> str:
+    """Return the line of a column in the text that the digest of a store is made of."""
+    return f"{column.name} {column.dtype} {list(column.shape)} {column.rows} {content}"
+
+
+def digest_of(fields: Sequence[FieldSpec], lines: Iterable[str]) -> str:
+    """Return the content digest: xxh3-128 over the fields and the sorted lines of columns and chunks.
+
+    It depends on what is stored, not on where: neither on segments nor on offsets.
+    """
+    schema = msgspec.json.encode([[f.name, f.kind, f.codec, f.dtype, f.shape] for f in fields])
+    text = b"\n".join([schema, *(line.encode() for line in sorted(lines))])
+    return xxhash.xxh3_128_hexdigest(text)
+
+
+def seal(
+    partial: Partial,
+    fields: tuple[FieldSpec, ...],
+    wide: tuple[ColumnSpec, ...],
+    *,
+    classes: Sequence[bytes] | None,
+    attrs: dict[str, Any],
+) -> Header:
+    """Write columns, entries and header of a finished spool, and publish the file.
+
+    Raises:
+        SchemaError: Two samples have the same key.
+    """
+    columns: list[ColumnSpec] = list(wide)
+    lines: list[str] = []
+
+    def store(name: str, dtype: str, data: Iterable[bytes], shape: tuple[int, ...] = ()) -> None:
+        writer = _ColumnWriter(partial, name, dtype, shape)
+        for piece in data:
+            writer.write(piece)
+        spec, content = writer.finish()
+        columns.append(spec)
+        if name not in DERIVED_COLUMNS:
+            lines.append(digest_lines(spec, content))
+
+    for name, dtype, shape in _layout(fields, partial):
+        store(name, dtype, partial.log.read(name), shape)
+    keyed = partial.log.size("@key@ends") > 8
+    if keyed:
+        hashes, order = _key_index(partial)
+        store("@key@hash", "<u8", _pieces(hashes))
+        store("@key@order", "<u8", _pieces(order))
+    if classes is not None:
+        ends = np.cumsum([0, *(len(c) for c in classes)], dtype="<u8")
+        store("@classes", "|u1", [b"".join(classes)])
+        store("@classes@ends", "<u8", [ends.tobytes()])
+    one_each = True
+    if "@entries" in partial.log.buffers:
+        one_each = all(np.all(np.frombuffer(p, "<u4") == 1) for p in partial.log.read("@counts"))
+        if not one_each:
+            store("@first", "<u8", _cumulative(partial.log.read("@counts")))
+            lines.append(f"@counts {_content(partial.log.read('@counts'))}")
+        store("@entries", "<u8", _located(partial), (3,))
+        lines.append(f"@entries {_content(partial.log.read('@entries'))}")
+    header = Header(
+        format="sharedds",
+        version=FORMAT_VERSION,
+        samples=partial.progress.samples,
+        entries=partial.progress.entries,
+        digest=digest_of(fields, lines),
+        fields=fields,
+        columns=tuple(columns),
+        one_entry_each=one_each,
+        keyed=keyed,
+        classes=0 if classes is None else len(classes),
+        attrs=attrs,
+    )
+    text = msgspec.json.encode(header)
+    partial.put(HEADER, HEADER_KEY, text)
+    partial.put(HEADER, SEAL_KEY, xxhash.xxh3_64_digest(text))
+    partial.publish()
+    return header
+
+
+def _content(pieces: Iterable[bytes]) -> str:
+    content = xxhash.xxh3_128()
+    for piece in pieces:
+        content.update(piece)
+    return content.hexdigest()
+
+
+def _pieces(array: npt.NDArray[Any], rows: int = 1 << 17) -> Iterator[bytes]:
+    for start in range(0, len(array), rows):
+        yield array[start : start + rows].tobytes()
+
+
+def _cumulative(counts: Iterable[bytes]) -> Iterator[bytes]:
+    yield bytes(8)
+    total = np.uint64(0)
+    for piece in counts:
+        ends = np.cumsum(np.frombuffer(piece, "<u4"), dtype=np.uint64) + total
+        total = ends[-1]
+        yield ends.astype("<u8").tobytes()
+
+
+def _rows(pieces: Iterable[bytes], row: int) -> Iterator[bytes]:
+    """Cut pieces again so that none ends inside a row."""
+    rest = b""
+    for piece in pieces:
+        data = rest + piece
+        whole = len(data) - len(data) % row
+        rest = data[whole:]
+        if whole:
+            yield data[:whole]
+
+
+def _located(partial: Partial) -> Iterator[bytes]:
+    """Yield the entry table: offset from the pages of the file, length and checksum from the spool."""
+    partial.commit(samples=partial.progress.samples, entries=partial.progress.entries)
+    mapped = map_file(partial.data_path)
+    pages = Pages(mapped.view, partial.data_path)
+    tree = pages.database(CHUNKS)
+    leaves = pages.fixed_items(tree, CHUNK_KEY.size) if tree is not None else iter(())
+    offsets = np.empty(0, np.uint64)
+    lengths = np.empty(0, np.uint64)
+    for piece in _rows(partial.log.read("@entries"), 16):
+        spooled = np.frombuffer(piece, "<u8").reshape(-1, 2)
+        found, sizes = [offsets], [lengths]
+        have = len(offsets)
+        while have < len(spooled):
+            leaf = next(leaves, None)
+            if leaf is None:
+                raise StoreFormatError(f"{partial.path}: chunks are missing", path=partial.path)
+            found.append(leaf[1])
+            sizes.append(leaf[2])
+            have += len(leaf[1])
+        offsets, lengths = np.concatenate(found), np.concatenate(sizes)
+        count = len(spooled)
+        if not np.array_equal(lengths[:count], spooled[:, 0]):
+            raise StoreFormatError(f"{partial.path}: chunks and log disagree", path=partial.path)
+        table = np.empty((count, 3), "<u8")
+        table[:, 0] = offsets[:count]
+        table[:, 1:] = spooled
+        offsets, lengths = offsets[count:], lengths[count:]
+        yield table.tobytes()
+    if len(offsets) or next(leaves, None) is not None:
+        raise StoreFormatError(f"{partial.path}: chunks beyond the last sample", path=partial.path)
+
+
+def _key_index(partial: Partial) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """Return the sorted hashes of the keys and which sample each belongs to; refuse equal keys."""
+    hashes = np.frombuffer(b"".join(partial.log.read("@key@hash")), "<u8")
+    order = np.argsort(hashes, kind="stable").astype("<u8")
+    ordered = hashes[order]
+    suspects = np.flatnonzero(ordered[1:] == ordered[:-1])
+    if suspects.size:
+        text = b"".join(partial.log.read("@key"))
+        ends = np.frombuffer(b"".join(partial.log.read("@key@ends")), "<u8")
+        for at in suspects:
+            first, second = int(order[at]), int(order[at + 1])
+            one, two = (text[int(ends[i]) : int(ends[i + 1])] for i in (first, second))
+            if one == two:
+                name = one.decode("utf-8", "backslashreplace")
+                raise SchemaError(
+                    f"samples {first} and {second} have the same key {name!r}; keys must be unique",
+                    sample=second,
+                    key=name,
+                )
+    return ordered, order

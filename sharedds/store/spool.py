@@ -1,0 +1,103 @@
+"""An append-only log beside an unfinished store: the rows of its columns, one frame for each commit.
+
+Columns must lie in one piece in the finished file, but arrive row by row. Until then their bytes wait
+here. A frame is synced before the commit it belongs to, and the commit records the length of the log;
+so after a crash the log is cut back to what the last commit knew.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator, Sequence
+
+from sharedds.errors import StoreFormatError
+from sharedds.handles import storage_errors
+
+__all__ = ["SpoolLog"]
+
+_COPY = 1 << 20
+
+
+class SpoolLog:
+    """The rows of several columns, appended together.
+
+    Args:
+        path: The log file, made when missing.
+        columns: Their names; the order is part of the file.
+        length: Where the last commit ended; anything beyond is cut off.
+
+    Raises:
+        StoreFormatError: The log does not fit ``length``.
+    """
+
+    def __init__(self, path: str, columns: Sequence[str], length: int) -> None:
+        self.path = path
+        self.buffers = {name: bytearray() for name in columns}
+        self._names = tuple(columns)
+        self._head = struct.Struct(f"<{len(columns)}Q")
+        self._file = open(path, "r+b" if os.path.exists(path) else "w+b")  # noqa: SIM115
+        self._frames: list[tuple[int, tuple[int, ...]]] = []
+        self._file.truncate(length)
+        self.length = 0
+        while self.length < length:
+            self._file.seek(self.length)
+            head = self._file.read(self._head.size)
+            sizes = self._head.unpack(head) if len(head) == self._head.size else ()
+            end = self.length + self._head.size + sum(sizes)
+            if not sizes or end > length:
+                raise StoreFormatError(f"{path}: the log is damaged at byte {self.length}", path=path)
+            self._frames.append((self.length + self._head.size, sizes))
+            self.length = end
+
+    @property
+    def pending(self) -> int:
+        """Bytes that wait for the next frame."""
+        return sum(len(buffer) for buffer in self.buffers.values())
+
+    def write_frame(self) -> int:
+        """Write what waits as one frame, synced; return the length of the log."""
+        sizes = tuple(len(self.buffers[name]) for name in self._names)
+        if sum(sizes):
+            with storage_errors(self.path):
+                self._file.seek(self.length)
+                self._file.write(self._head.pack(*sizes))
+                for name in self._names:
+                    self._file.write(self.buffers[name])
+                self._file.flush()
+                os.fsync(self._file.fileno())
+            self._frames.append((self.length + self._head.size, sizes))
+            self.length += self._head.size + sum(sizes)
+            for buffer in self.buffers.values():
+                buffer.clear()
+        return self.length
+
+    def read(self, name: str) -> Iterator[bytes]:
+        """Yield all bytes of one column, in order, in pieces of bounded size."""
+        index = self._names.index(name)
+        for start, sizes in self._frames:
+            at, left = start + sum(sizes[:index]), sizes[index]
+            while left:
+                self._file.seek(at)
+                data = self._file.read(min(left, _COPY))
+                if not data:
+                    raise StoreFormatError(f"{self.path}: the log ends early", path=self.path)
+                yield data
+                at += len(data)
+                left -= len(data)
+
+    def size(self, name: str) -> int:
+        """Return the bytes of one column in the log."""
+        index = self._names.index(name)
+        return sum(sizes[index] for _, sizes in self._frames)
+
+    def last(self, name: str, count: int) -> bytes:
+        """Return the last ``count`` bytes of a column."""
+        tail = b""
+        for data in self.read(name):
+            tail = (tail + data)[-count:]
+        return tail
+
+    def close(self) -> None:
+        """Close the file; what waits is lost."""
+        self._file.close()

@@ -1,0 +1,377 @@
+"""The shape of the house: who may import whom, how long a file may be, what an import costs.
+
+To add a module, put its name at its place in ``FLOORS``. To add a room (a package), add a ``Room``
+with its modules in the order in which they may import one another.
+"""
+
+import ast
+import io
+import os
+import re
+import resource
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A module, or a package with its modules from low to high."""
+
+    name: str
+    modules: tuple[str, ...] = ()
+
+
+# From low to high. A module imports from the floors below its own, or from its left on the same
+# floor; inside a package, from its left as well. The package itself (its __init__) comes last.
+FLOORS: dict[int, tuple[Room, ...]] = {
+    0: (
+        Room("errors"),
+        Room("memory"),
+        Room("progress"),
+        Room("handles"),
+        Room(
+            "codecs",
+            (
+                "header",
+                "jpeg",
+                "png",
+                "tiff",
+                "animated",
+                "formats",
+                "blocks",
+                "pixels",
+                "images",
+            ),
+        ),
+        Room("packed"),
+    ),
+    1: (
+        Room(
+            "store",
+            (
+                "pages",
+                "layout",
+                "columns",
+                "arrays",
+                "spool",
+                "partial",
+                "seal",
+                "writer",
+                "reader",
+                "verify",
+                "duplicates",
+                "info",
+            ),
+        ),
+        Room("folder", ("names", "left_out", "classes", "rows", "walk", "index")),
+    ),
+    2: (Room("datasets"),),
+    3: (
+        Room("ingest", ("images", "labels", "executor", "report", "pack", "export")),
+        Room("loader", ("plan", "transport", "worker", "build")),
+    ),
+    5: (Room("cli", ("text", "pack", "inspect")),),
+    6: (Room("__main__"),),
+}
+
+# Rooms on one floor that never meet: all they share is the format.
+STRANGERS = {frozenset({"ingest", "loader"})}
+
+# Rooms whose modules may be imported late, inside functions.
+LAZY_ROOMS = {"", "cli"}
+
+# The rooms that know torch. Packing and reading a store never load it.
+TORCH_ROOMS = {"datasets", "loader"}
+
+# What only handles.py knows about, and the modules with a reason to be excepted.
+PROCESS_NAMES = {"register_at_fork", "__getstate__", "getpid"}
+PROCESS_MODULES: dict[str, str] = {"handles": "the place for it"}
+
+BANNED_STEMS = {"base", "common", "helper", "helpers", "misc", "util", "utils"}
+
+CEILING = 450
+TARGET = 350
+
+PACKAGE = Path(__file__).parents[1] / "sharedds"
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A source file: its dotted name below the package, and where it is."""
+
+    name: str
+    path: Path
+
+    @property
+    def room(self) -> str:
+        """The first part of the name; empty for the package's own ``__init__``."""
+        return self.name.partition(".")[0]
+
+    @property
+    def tree(self) -> ast.Module:
+        """The parsed source."""
+        return ast.parse(self.path.read_text(encoding="utf-8"), str(self.path))
+
+
+def find_modules() -> dict[str, Module]:
+    """Return every source file of the package by its name; the root is the empty name."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found[name] = Module(name, path)
+    return found
+
+
+MODULES = find_modules()
+INSIDE = [module for name, module in MODULES.items() if name]
+
+
+def order_of_the_house() -> list[str]:
+    """Return the names of all modules of the table, from low to high."""
+    order = []
+    for floor in sorted(FLOORS):
+        for room in FLOORS[floor]:
+            order += [f"{room.name}.{module}" for module in room.modules]
+            order.append(room.name)
+    return order
+
+
+ORDER = {name: position for position, name in enumerate(order_of_the_house())}
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One import of something of this package: the module it leads to, the line, how deep."""
+
+    target: str
+    line: int
+    in_function: bool
+
+
+def imports_of(module: Module) -> Iterator[Import]:
+    """Yield every import of this package in a module, those for type checking included."""
+    stack: list[tuple[ast.AST, bool]] = [(module.tree, False)]
+    while stack:
+        node, deep = stack.pop()
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name == "sharedds" or alias.name.startswith("sharedds."):
+                    yield Import(alias.name[9:], node.lineno, deep)
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            yield Import("." * node.level + (node.module or ""), node.lineno, deep)
+        elif isinstance(node, ast.ImportFrom):
+            source = node.module or ""
+            if source == "sharedds" or source.startswith("sharedds."):
+                for alias in node.names:
+                    deeper = f"{source[9:]}.{alias.name}".lstrip(".")
+                    target = deeper if deeper in MODULES else source[9:]
+                    yield Import(target, node.lineno, deep)
+        deep = deep or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        stack.extend((child, deep) for child in ast.iter_child_nodes(node))
+
+
+def refusal(module: Module, found: Import) -> str | None:
+    """Return why this import is not allowed, or ``None``."""
+    target = found.target
+    if not target:
+        return "imports the package root; import from the module that defines the name"
+    if target.startswith("."):
+        return "is a relative import; write the full name"
+    if target not in ORDER:
+        return f"imports sharedds.{target}, which the table does not know"
+    if module.name and ORDER[target] >= ORDER[module.name]:
+        return f"imports sharedds.{target}, which is above it or to its right"
+    if frozenset({module.room, target.partition(".")[0]}) in STRANGERS:
+        return f"imports sharedds.{target}; these two rooms never meet"
+    if found.in_function and module.room not in LAZY_ROOMS:
+        return f"imports sharedds.{target} inside a function"
+    return None
+
+
+def names(modules: list[Module]) -> list[str]:
+    """Return test ids for modules."""
+    return [module.name or "sharedds" for module in modules]
+
+
+def test_every_module_has_a_place_in_the_table() -> None:
+    """A new module is put on a floor before anything imports it."""
+    homeless = sorted(module.name for module in INSIDE if module.name not in ORDER)
+    assert not homeless, f"give each a place in FLOORS of {Path(__file__).name}: {homeless}"
+
+
+def test_the_table_names_only_what_exists() -> None:
+    """A module that is gone leaves the table."""
+    gone = sorted(name for name in ORDER if name not in MODULES)
+    assert not gone, f"take these out of FLOORS of {Path(__file__).name}: {gone}"
+
+
+@pytest.mark.parametrize("module", MODULES.values(), ids=names(list(MODULES.values())))
+def test_imports_go_down_or_left(module: Module) -> None:
+    """No module imports from above, from its right, from a stranger, or late."""
+    if module.name and module.name not in ORDER:
+        pytest.fail(f"{module.name} has no place in FLOORS")
+    wrong = [
+        f"{module.path.relative_to(PACKAGE.parent)}:{found.line} {reason}"
+        for found in imports_of(module)
+        if (reason := refusal(module, found))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("room", "source", "reason"),
+    [
+        ("memory", "from sharedds.store import Store", "above it"),
+        ("store.writer", "from sharedds.store.reader import Store", "to its right"),
+        ("store.writer", "from sharedds.store import reader", "to its right"),
+        ("store.writer", "import sharedds.store", "above it"),
+        ("loader.plan", "from sharedds.ingest import pack", "never meet"),
+        ("datasets", "import sharedds", "package root"),
+        ("datasets", "from sharedds import Store", "package root"),
+        ("datasets", "from .store import Store", "relative"),
+        ("datasets", "def f():\n    from sharedds.store import Store", "inside a function"),
+        ("datasets", "if X:\n    from sharedds.loader import build_loader", "above it"),
+        ("datasets", "from sharedds.nowhere import x", "does not know"),
+    ],
+)
+def test_a_wrong_import_is_found(tmp_path: Path, room: str, source: str, reason: str) -> None:
+    """The rule above can fail, in each of its ways."""
+    path = tmp_path / "module.py"
+    path.write_text(source)
+    module = Module(room, path)
+    reasons = [refusal(module, found) for found in imports_of(module)]
+    assert len(reasons) == 1
+    assert reason in str(reasons[0])
+
+
+@pytest.mark.parametrize("module", INSIDE, ids=names(INSIDE))
+def test_no_file_is_long(module: Module) -> None:
+    """A file stays where a reader can hold it in mind."""
+    lines = len(module.path.read_text(encoding="utf-8").splitlines())
+    if lines > TARGET:
+        print(f"{module.name}: {lines} lines, over the target of {TARGET}")
+    assert lines <= CEILING, f"{module.name} has {lines} lines; split it by what it knows"
+
+
+@pytest.mark.parametrize("module", MODULES.values(), ids=names(list(MODULES.values())))
+def test_public_names_are_listed_and_sorted(module: Module) -> None:
+    """Each module says what is public: constants, classes, then the rest, each in order."""
+    if module.name == "__main__":
+        pytest.skip("a program, not a module to import from")
+    listed = None
+    for node in module.tree.body:
+        targets: list[ast.expr] = []
+        if isinstance(node, ast.Assign):
+            targets = node.targets
+        elif isinstance(node, ast.AnnAssign):
+            targets = [node.target]
+        if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
+            assert isinstance(node, ast.Assign | ast.AnnAssign)
+            assert node.value is not None
+            listed = ast.literal_eval(node.value)
+    assert listed is not None, f"{module.name} has no __all__"
+    assert listed == sorted(set(listed), key=lambda name: (kind_of_name(name), name))
+
+
+@pytest.mark.parametrize("module", INSIDE, ids=names(INSIDE))
+def test_no_file_has_a_name_that_says_nothing(module: Module) -> None:
+    """A module is called after what it knows."""
+    assert not BANNED_STEMS & set(module.name.split("."))
+
+
+@pytest.mark.parametrize("module", MODULES.values(), ids=names(list(MODULES.values())))
+def test_only_handles_knows_processes(module: Module) -> None:
+    """Fork, pickle state and process numbers are handled in one place."""
+    if module.name in PROCESS_MODULES:
+        pytest.skip(PROCESS_MODULES[module.name])
+    tokens = tokenize.generate_tokens(io.StringIO(module.path.read_text("utf-8")).readline)
+    used = {token.string for token in tokens if token.type == tokenize.NAME} & PROCESS_NAMES
+    assert not used, f"{module.name} uses {sorted(used)}; handles.py is the place for it"
+
+
+@pytest.mark.parametrize("module", MODULES.values(), ids=names(list(MODULES.values())))
+def test_only_datasets_and_loader_know_torch(module: Module) -> None:
+    """A room that packs or reads stores works without loading torch."""
+    if module.room in TORCH_ROOMS:
+        pytest.skip("a room that knows torch")
+    for node in ast.walk(module.tree):
+        imported = []
+        if isinstance(node, ast.Import):
+            imported = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            imported = [node.module or ""]
+        assert not any(re.match(r"torch\b", name) for name in imported), f"line {node}"
+
+
+def kind_of_name(name: str) -> int:
+    """Return 0 for ``CONSTANTS``, 1 for ``Classes`` and 2 for the rest, as ruff sorts them."""
+    return 0 if name.isupper() else 1 if name[0].isupper() else 2
+
+
+def loaded_by(code: str) -> set[str]:
+    """Run ``code`` in a fresh process and return the top-level packages it loaded."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys\nprint('', *sys.modules, sep='\\n@')"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=plain_environment(),
+    )
+    loaded = re.findall(r"^@([^.\n]+)", done.stdout, re.MULTILINE)
+    return set(loaded)
+
+
+def plain_environment() -> dict[str, str]:
+    """Return the environment without what makes child processes measure coverage."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+
+
+HEAVY = {"torch", "lmdb", "numpy", "PIL", "numcodecs", "simplejpeg", "psutil", "rich"}
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["import sharedds", "from sharedds.cli import main; main(['--help'])"],
+    ids=["import", "help"],
+)
+def test_the_front_door_loads_nothing_heavy(code: str) -> None:
+    """Importing the package and asking for help load neither torch, LMDB nor NumPy."""
+    loaded = loaded_by(code)
+    assert "sharedds" in loaded
+    assert not HEAVY & loaded
+
+
+@pytest.mark.parametrize("room", ["store", "folder", "ingest", "cli.pack", "cli.inspect"])
+def test_packing_never_loads_torch(room: str) -> None:
+    """What ``sharedds pack`` runs starts without the seconds that torch takes."""
+    assert "torch" in loaded_by("import torch")
+    assert "torch" not in loaded_by(f"import sharedds.{room}")
+
+
+def cpu_seconds(*arguments: str) -> float:
+    """Return the least CPU time of several runs of this interpreter with ``arguments``."""
+    figures = []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(
+            [sys.executable, *arguments],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            env=plain_environment(),
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        figures.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return min(figures)
+
+
+def test_help_is_quick() -> None:
+    """``sharedds --help`` costs less than 0.3 s of CPU beyond the bare interpreter."""
+    bare = cpu_seconds("-c", "pass")
+    assert cpu_seconds("-m", "sharedds", "--help") - bare < 0.3
