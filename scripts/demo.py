@@ -19,7 +19,7 @@ from torch.nn import functional
 
 import sharedds
 from sharedds.errors import SharedDSError
-from sharedds.memory import process_tree
+from sharedds.memory import ProcessMemory, process_tree
 
 SIDE = 64  # pixels of the square that the network sees
 BATCH = 32
@@ -35,17 +35,22 @@ class Outcome(NamedTuple):
     plan: str
 
 
-def render(folder: Path, each: int = 120) -> None:
+def render(folder: Path, each: int = 150) -> None:
     """Draw four classes of shapes, each picture with its own colours, size, place and noise."""
     rng = np.random.default_rng(0)
     for name in ("circle", "cross", "square", "triangle"):
         (folder / name).mkdir(parents=True)
         for number in range(each):
             width, height = (int(n) for n in rng.integers(80, 160, 2))
-            back, front = (tuple(int(c) for c in rng.integers(*span, 3)) for span in ((0, 110), (140, 256)))
+            back, front = (
+                tuple(int(c) for c in rng.integers(*span, 3)) for span in ((0, 110), (140, 256))
+            )
             picture = Image.new("RGB", (width, height), back)
             radius = int(rng.integers(20, 34))
-            x, y = int(rng.integers(radius, width - radius)), int(rng.integers(radius, height - radius))
+            x, y = (
+                int(rng.integers(radius, width - radius)),
+                int(rng.integers(radius, height - radius)),
+            )
             draw = ImageDraw.Draw(picture)
             box = (x - radius, y - radius, x + radius, y + radius)
             if name == "circle":
@@ -53,7 +58,10 @@ def render(folder: Path, each: int = 120) -> None:
             elif name == "square":
                 draw.rectangle(box, fill=front)
             elif name == "triangle":
-                draw.polygon([(x, y - radius), (x - radius, y + radius), (x + radius, y + radius)], fill=front)
+                draw.polygon(
+                    [(x, y - radius), (x - radius, y + radius), (x + radius, y + radius)],
+                    fill=front,
+                )
             else:
                 draw.line((x - radius, y, x + radius, y), fill=front, width=radius // 2)
                 draw.line((x, y - radius, x, y + radius), fill=front, width=radius // 2)
@@ -76,11 +84,20 @@ def network(classes: int) -> nn.Module:
     """Return a small CNN for (N, 3, SIDE, SIDE)."""
     layers: list[nn.Module] = []
     for inside, outside in ((3, 16), (16, 32), (32, 64)):
-        layers += [nn.Conv2d(inside, outside, 3, padding=1), nn.BatchNorm2d(outside), nn.ReLU(), nn.MaxPool2d(2)]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(64 * 16, classes))
+        layers += [
+            nn.Conv2d(inside, outside, 3, padding=1),
+            nn.BatchNorm2d(outside),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ]
+    return nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(64 * 16, classes)
+    )
 
 
-def accuracy(model: nn.Module, loader: torch.utils.data.DataLoader[tuple[torch.Tensor, torch.Tensor]]) -> float:
+def accuracy(
+    model: nn.Module, loader: torch.utils.data.DataLoader[tuple[torch.Tensor, torch.Tensor]]
+) -> float:
     """Return the share of right answers."""
     model.eval()
     right = seen = 0
@@ -91,52 +108,70 @@ def accuracy(model: nn.Module, loader: torch.utils.data.DataLoader[tuple[torch.T
     return right / max(seen, 1)
 
 
-def train(train_set: sharedds.ImageDataset, test_set: sharedds.ImageDataset, epochs: int) -> Outcome:
+def train(
+    train_set: sharedds.ImageDataset, test_set: sharedds.ImageDataset, epochs: int
+) -> Outcome:
     """Train for some epochs with two workers."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     loader = sharedds.build_loader(train_set, batch_size=BATCH, shuffle=True, seed=0, num_workers=2)
     model = network(len(train_set.classes or ()))
-    optimiser = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
     images_seen, started, memory = 0, time.monotonic(), []
     for epoch in range(epochs):
         model.train()
         for step, (images, labels) in enumerate(loader):
             loss = functional.cross_entropy(model(images.float() / 255), labels)
             optimiser.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
             images_seen += len(labels)
             if epoch == 0 and step == 0:
                 started, images_seen = time.monotonic(), 0  # without the start of the workers
             if step == len(loader) // 2:
-                memory = [(m.name, m.pss, m.uss) for m in process_tree()]
+                memory = named(process_tree())
     rate = images_seen / (time.monotonic() - started)
     test = sharedds.build_loader(test_set, batch_size=BATCH, num_workers=0)
     return Outcome(accuracy(model, test), rate, memory, str(loader.plan))
+
+
+def named(processes: tuple[ProcessMemory, ...]) -> list[tuple[str, float | None, float | None]]:
+    """Say which process is which: the first is this one."""
+    rows: list[tuple[str, float | None, float | None]] = []
+    workers = 0
+    for number, process in enumerate(processes):
+        name = "trainer" if number == 0 else "started by Python"
+        if process.name.startswith("pt_data_worker"):
+            workers += 1
+            name = f"worker {workers}"
+        rows.append((name, process.pss, process.uss))
+    return rows
 
 
 def main() -> int:
     """Run the demo."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, help="class folders of pictures")
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=6)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="sharedds-demo-") as temporary:
         folder = options.folder
         if folder is None:
             folder = Path(temporary) / "shapes"
-            print("No folder given: drawing 480 pictures of four shapes")
+            print("No folder given: drawing 600 pictures of four shapes")
             render(folder)
         packed = Path(temporary) / "packed.lmdb"
         report = sharedds.pack(folder, packed)
         print(
-            f"Packed {report.samples:,} pictures of {report.classes or 0:,} classes in {report.seconds:.1f} s: "
-            f"{report.bytes / 1e6:.1f} MB; {len(report.failed)} bad, {len(report.left_out)} kinds left out"
+            f"Packed {report.samples:,} pictures of {report.classes or 0:,} classes in "
+            f"{report.seconds:.1f} s: {report.bytes / 1e6:.1f} MB; {len(report.failed)} bad, "
+            f"{report.files - report.samples - len(report.failed)} other files left out"
         )
         dataset = sharedds.ImageDataset(packed, transform=square)
         if not dataset.classes:
-            raise SystemExit("The folder has no class folders, so there is nothing to learn; it was packed all right.")
+            raise SystemExit(
+                "No class folders, so there is nothing to learn; the folder was packed all right."
+            )
         if len(dataset) >= LEAST_EACH * len(dataset.classes):
             train_set, test_set = dataset.split([0.8, 0.2], seed=0)
             measured = f"accuracy on {len(test_set)} pictures held back"
@@ -156,7 +191,9 @@ def show(outcome: Outcome, measured: str) -> None:
     print()
     print(f"  {'process':<24}{'PSS (MB)':>10}{'USS (MB)':>10}")
     for name, pss, uss in outcome.memory:
-        cells = (f"{value / 1e6:>10,.0f}" if value is not None else f"{'-':>10}" for value in (pss, uss))
+        cells = (
+            f"{value / 1e6:>10,.0f}" if value is not None else f"{'-':>10}" for value in (pss, uss)
+        )
         print(f"  {name[:22]:<24}{''.join(cells)}")
     total = sum(pss or 0 for _, pss, _ in outcome.memory)
     print(f"  {'together':<24}{total / 1e6:>10,.0f}")

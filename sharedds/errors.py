@@ -83,8 +83,10 @@ class SharedDSError(Exception):
         return str(self.args[0]) if self.args else ""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Errors cross process boundaries: rebuild from the text, then restore the facts.
-        return type(self), (str(self),), dict(self.__dict__)
+        # Errors cross process boundaries: rebuild from the text, then restore the facts. Of an
+        # ImportError, `path` is no entry of __dict__, so the facts are named one by one.
+        facts = {name: getattr(self, name) for name in ("path", "sample", "key", "field")}
+        return type(self), (str(self),), {**self.__dict__, **facts}
 
 
 class OptionError(SharedDSError, ValueError):

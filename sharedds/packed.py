@@ -1,17 +1,21 @@
 """Indexes of many items in one mapped file: no Python object for each item, O(1) to pickle.
 
 A list of a million paths costs a hundred megabytes in every worker, and reading it dirties the
-pages that a fork had shared. Here the items are bytes in a file without a name (see
-:class:`sharedds.handles.SharedFile`): every process maps the same pages, a pickle carries only where
-they are, and nothing is left behind, even after kill -9.
+pages that a fork had shared. Here the items are bytes in a file without a name (a ``SharedFile``):
+every process maps the same pages, a pickle carries only where they are, and nothing is left behind,
+even after kill -9.
 """
 
 from __future__ import annotations
 
+import contextlib
+import operator
 import os
+import tempfile
+import weakref
 from array import array
 from collections.abc import Iterable, Iterator
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -51,11 +55,39 @@ def encode_text(item: str | bytes | os.PathLike[Any]) -> bytes:
         raise SchemaError(f"{item!r} cannot be stored as UTF-8 ({error.reason})") from None
 
 
-def _check_index(index: int, count: int) -> int:
-    position = index + count if index < 0 else index
+def _check_index(index: SupportsIndex, count: int) -> int:
+    try:
+        number = operator.index(index)
+    except TypeError:
+        name = type(index).__name__
+        raise SchemaError(f"an index must be a whole number, not {name}") from None
+    position = number + count if number < 0 else number
     if not 0 <= position < count:
-        raise SampleIndexError(f"index {index} is out of range for {count} items", sample=index)
+        raise SampleIndexError(f"index {number} is out of range for {count} items", sample=number)
     return position
+
+
+def _plain_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """Return the dtype, refusing those whose bytes mean nothing in a file."""
+    plain = np.dtype(dtype)
+    if plain.hasobject or plain.itemsize == 0 or np.dtype(plain.str) != plain:
+        raise SchemaError(f"arrays of dtype {plain} cannot be kept in a file; use plain numbers")
+    return plain
+
+
+def _as_array(values: Any, dtype: np.dtype[Any] | None) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(values, dtype, order="C")
+    except (TypeError, ValueError, OverflowError) as error:
+        name = type(values).__name__
+        raise SchemaError(
+            f"{name} cannot become an array of {dtype or 'numbers'} ({error})"
+        ) from error
+
+
+def _close(file: BinaryIO) -> None:
+    with contextlib.suppress(OSError):  # what a full disk refused is refused again
+        file.close()
 
 
 class _Appender:
@@ -63,6 +95,7 @@ class _Appender:
 
     def __init__(self) -> None:
         self.file: BinaryIO = anonymous_file()
+        weakref.finalize(self, _close, self.file)  # a builder may be given up half way
         self.size = 0
         self._buffer = bytearray()
 
@@ -72,7 +105,7 @@ class _Appender:
             self.flush()
 
     def flush(self) -> None:
-        with storage_errors("the temporary folder"):
+        with storage_errors(tempfile.gettempdir(), needed=lambda: len(self._buffer)):
             self.file.write(self._buffer)
             self.file.flush()
         self.size += len(self._buffer)
@@ -90,7 +123,7 @@ class RaggedArrayBuilder:
     """Builds a :class:`RaggedArray` from a stream, in constant memory."""
 
     def __init__(self, dtype: npt.DTypeLike) -> None:
-        self._dtype = np.dtype(dtype)
+        self._dtype = _plain_dtype(dtype)
         self._values = _Appender()
         self._ends = _Appender()
         self._end = 0
@@ -98,11 +131,18 @@ class RaggedArrayBuilder:
         self._ends.write((0).to_bytes(8, "little"))
 
     def append(self, values: npt.ArrayLike | bytes) -> None:
-        """Append one row: a 1-d array, or raw bytes."""
+        """Append one row: a 1-d array, or the bytes of one.
+
+        Raises:
+            SchemaError: Not 1-d, not of this dtype, or a number of bytes that ends inside a value.
+            StorageFullError: The temporary folder is full.
+        """
         if isinstance(values, bytes):
             data = values
+            if len(data) % self._dtype.itemsize:
+                raise SchemaError(f"{len(data)} bytes are no whole number of {self._dtype} values")
         else:
-            row = np.asarray(values, dtype=self._dtype)
+            row = _as_array(values, self._dtype)
             if row.ndim != 1:
                 raise SchemaError(f"a row must have one dimension, this one has {row.ndim}")
             data = row.tobytes()
@@ -128,9 +168,7 @@ class RaggedArray:
     ``rows[i]`` is a read-only 1-d view of the file. Make one with :meth:`build`.
     """
 
-    def __init__(
-        self, file: SharedFile, dtype: np.dtype[Any], count: int, offsets_at: int
-    ) -> None:
+    def __init__(self, file: SharedFile, dtype: np.dtype[Any], count: int, offsets_at: int) -> None:
         self._file = file
         self._dtype = dtype.str
         self._count = count
@@ -141,7 +179,7 @@ class RaggedArray:
         """Build from any iterable of 1-d rows; it is read once, as a stream.
 
         Raises:
-            SchemaError: A row that is not 1-d.
+            SchemaError: A row that is not 1-d or not of this dtype, or a dtype of objects.
             StorageFullError: The temporary folder is full.
         """
         builder = RaggedArrayBuilder(dtype)
@@ -164,7 +202,7 @@ class RaggedArray:
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, index: int) -> npt.NDArray[Any]:
+    def __getitem__(self, index: SupportsIndex) -> npt.NDArray[Any]:
         position = _check_index(index, self._count)
         values, ends = self._views
         return values[ends[position] : ends[position + 1]]
@@ -194,7 +232,7 @@ class PackedStringsBuilder:
 class PackedStrings:
     """Strings or paths in one mapped file; reads like a sequence of ``str``.
 
-    Undecodable bytes in file names come back as surrogate escapes, so ``os.fsencode`` restores them.
+    Undecodable bytes in file names come back as surrogate escapes; ``os.fsencode`` restores them.
     Make one with :meth:`build`.
 
     Example:
@@ -219,14 +257,14 @@ class PackedStrings:
             builder.append(item)
         return builder.finish()
 
-    def bytes(self, index: int) -> bytes:
+    def bytes(self, index: SupportsIndex) -> bytes:
         """Return item ``index`` as bytes."""
         return self._rows[index].tobytes()
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, index: int) -> str:
+    def __getitem__(self, index: SupportsIndex) -> str:
         return self._rows[index].tobytes().decode("utf-8", "surrogateescape")
 
     def __iter__(self) -> Iterator[str]:
@@ -240,18 +278,31 @@ class MappedArrayBuilder:
     """Builds a 1-d :class:`MappedArray` from a stream of numbers, in constant memory."""
 
     def __init__(self, dtype: npt.DTypeLike) -> None:
-        self._dtype = np.dtype(dtype)
+        self._dtype = _plain_dtype(dtype)
         self._data = _Appender()
         self._pending = array("q")
 
     def append(self, value: int) -> None:
-        """Append one integer."""
-        self._pending.append(value)
+        """Append one integer.
+
+        Raises:
+            SchemaError: Not an integer, or one that the dtype cannot hold (told within 65,536).
+            StorageFullError: The temporary folder is full.
+        """
+        try:
+            self._pending.append(value)
+        except (TypeError, OverflowError) as error:
+            raise SchemaError(f"{value!r} is no integer of 64 bits") from error
         if len(self._pending) >= 1 << 16:
             self._flush()
 
     def _flush(self) -> None:
-        self._data.write(np.asarray(self._pending, np.int64).astype(self._dtype).tobytes())
+        values = np.array(self._pending, np.int64)
+        stored = values.astype(self._dtype)
+        if not np.array_equal(stored, values):
+            wrong = values[stored != values][0]
+            raise SchemaError(f"{wrong} does not fit {self._dtype}")
+        self._data.write(stored.tobytes())
         del self._pending[:]
 
     def finish(self) -> MappedArray:
@@ -275,14 +326,20 @@ class MappedArray:
         """Copy an array into a mapped file.
 
         Raises:
+            SchemaError: It is not an array of numbers, or of text of one length.
             StorageFullError: The temporary folder is full.
         """
-        data = np.ascontiguousarray(values, dtype=dtype)
+        data = _as_array(values, None if dtype is None else np.dtype(dtype))
+        plain = _plain_dtype(data.dtype)
         file = anonymous_file()
-        with storage_errors("the temporary folder"):
-            file.write(data.data if data.size else b"")
-            file.flush()
-        return cls(SharedFile(file), data.dtype, data.shape)
+        try:
+            with storage_errors(tempfile.gettempdir(), needed=lambda: data.nbytes):
+                file.write(data.reshape(-1).view(np.uint8).data)
+                file.flush()
+            return cls(SharedFile(file), plain, data.shape)
+        except BaseException:
+            _close(file)
+            raise
 
     @per_process
     def array(self) -> npt.NDArray[Any]:

@@ -316,9 +316,11 @@ def test_only_map_style_datasets_are_accepted() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_error_of_a_sample_keeps_its_type_and_text(workers: int) -> None:
     """Except clauses for the package's errors work whatever the number of workers."""
-    loader = build_loader(Noisy(20), num_workers=workers, start_method="fork")
-    with pytest.raises(DecodeError, match="7 is no picture"):
-        batches(loader)
+    try:
+        batches(build_loader(Noisy(20), num_workers=workers, start_method="fork"))
+    except DecodeError as error:
+        text = str(error.with_traceback(None))  # a traceback would keep the workers
+    assert "7 is no picture" in text
 
 
 def test_fork_is_refused_when_cuda_came_into_use_after_building(

@@ -104,5 +104,5 @@ def test_a_source_tree_without_metadata_has_a_version_all_the_same(
 @pytest.mark.parametrize("name", sorted({*sharedds.__all__} - UNDOCUMENTED))
 def test_each_public_name_is_documented(name: str) -> None:
     """The README or a page in docs shows the name as code."""
-    shown = rf"sharedds\.{name}\b|`{name}\b|\b{name}\(|^from sharedds.* import .*\b{name}\b"
+    shown = rf"sharedds[. ]{name}\b|`{name}\b|\b{name}\(|^from sharedds.* import .*\b{name}\b"
     assert re.search(shown, documents(), re.MULTILINE)

@@ -242,13 +242,25 @@ def environment() -> dict[str, str]:
 
 def test_a_script_without_main_guard_trains_and_runs_once(tmp_path: Path) -> None:
     """Its classes, lambdas, closures and enums travel both ways, by forkserver and spawn."""
-    with pytest.raises(Exception, match="pickle"):
+    with pytest.raises((AttributeError, pickle.PicklingError), match="local object"):
         pickle.dumps(lambda x: x + 1)  # what a spawned worker of plain torch would be sent
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     done = python(str(script), "forkserver", "spawn")
     assert done.stderr == ""
     assert done.stdout.split() == ["body", "kept", "True", "done"]
+
+
+def test_a_broken_library_does_not_stop_the_fork_server(tmp_path: Path) -> None:
+    """A library that fails on import is only left out of what workers share."""
+    (tmp_path / "simplejpeg.py").write_text("raise RuntimeError('built for another numpy')")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from sharedds import build_loader\n"
+        "print(len(list(build_loader(range(4), num_workers=1, start_method='forkserver'))))"
+    )
+    done = python(script.name, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("4\n", "")
 
 
 def test_a_main_module_without_a_file_trains(tmp_path: Path) -> None:

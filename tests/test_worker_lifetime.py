@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -121,7 +122,8 @@ def test_workers_end_when_the_trainer_is_killed(
 
 def test_a_loader_whose_loop_was_broken_off_leaves_no_worker() -> None:
     """The fork server stays for the next loader, workers do not."""
-    iterator = iter(build_loader(range(9), num_workers=2, start_method="forkserver"))
+    samples: Any = range(9)
+    iterator = iter(build_loader(samples, num_workers=2, start_method="forkserver"))
     next(iterator)
     assert len(multiprocessing.active_children()) == 2
     del iterator

@@ -7,12 +7,14 @@ loads neither torch nor LMDB.
 from __future__ import annotations
 
 import importlib
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import click
 
+from sharedds.cli.text import complain
 from sharedds.errors import SharedDSError
 
 __all__ = ["VERBS", "LazyGroup", "Verb", "cli", "main"]
@@ -91,12 +93,15 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         result: Any = cli.main(words, prog_name="sharedds", standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        shown = io.StringIO()
+        error.show(shown)
+        for line in shown.getvalue().splitlines():
+            complain(line)
         return error.exit_code
     except SharedDSError as error:
-        click.echo(f"Error: {error}", err=True)
+        complain(f"Error: {error}")
         return FAILED
     except (click.Abort, KeyboardInterrupt):
-        click.echo("Interrupted.", err=True)
+        complain("Interrupted.")
         return INTERRUPTED
     return result if isinstance(result, int) else 0

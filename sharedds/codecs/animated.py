@@ -1,8 +1,8 @@
 """GIF and WebP: sizes, frames and orientation from their blocks, without decoding.
 
 Pillow would allocate the whole canvas to answer these questions for WebP, and seek through every
-frame for GIF. The first frame of a GIF is handed to Pillow as a file of its own, so that what stands
-before and after it (comments, later frames, disposal rules) cannot matter.
+frame for GIF. The first frame of a GIF is handed to Pillow as a file of its own, so that what
+stands before and after it (comments, later frames, disposal rules) cannot matter.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numcodecs import LZ4, Shuffle, Zstd
+from numcodecs import LZ4, Zstd
 from numpy.typing import DTypeLike, NDArray
 
 from sharedds.codecs.header import BytesLike, as_bytes_like
@@ -61,7 +61,7 @@ def encode_block(array: NDArray[Any], codec: str, *, shuffle: bool) -> bytes:
         return b""
     data: NDArray[np.uint8] = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
     if shuffle and itemsize > 1:
-        data = Shuffle(itemsize).encode(data)
+        data = _shuffled(data, itemsize)
     if codec == "raw":
         return data.tobytes()
     return bytes(_coders[codec].encode(data))
@@ -109,8 +109,29 @@ def decode_block(
     else:
         flat = _decompress(data, codec, expected)
     if shuffled:
-        flat = Shuffle(element.itemsize).decode(flat, out=np.empty(expected, np.uint8))
+        flat = _unshuffled(flat, element.itemsize)
     return flat.view(element).reshape(shape)
+
+
+def _shuffled(flat: NDArray[np.uint8], itemsize: int) -> NDArray[np.uint8]:
+    """Put the first bytes of all elements first, then all second ones, and so on.
+
+    This is the order of Blosc and of numcodecs' Shuffle, which holds the interpreter while it
+    works; NumPy copies a plane at a time just as fast and lets other threads run.
+    """
+    elements = flat.reshape(-1, itemsize)
+    planes = np.empty((itemsize, len(elements)), np.uint8)
+    for byte in range(itemsize):
+        planes[byte] = elements[:, byte]
+    return planes.reshape(-1)
+
+
+def _unshuffled(flat: NDArray[np.uint8], itemsize: int) -> NDArray[np.uint8]:
+    planes = flat.reshape(itemsize, -1)
+    elements = np.empty((planes.shape[1], itemsize), np.uint8)
+    for byte in range(itemsize):
+        elements[:, byte] = planes[byte]
+    return elements.reshape(-1)
 
 
 def _view(flat: NDArray[np.uint8], element: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:

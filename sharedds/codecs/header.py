@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from PIL import Image
+
 from sharedds.errors import DecodeError, ImageTooLargeError
 
 __all__ = [
@@ -85,6 +87,11 @@ def reading(what: str) -> Iterator[None]:
         yield
     except DecodeError:
         raise
+    except Image.DecompressionBombError as error:
+        # Only Pillow's WebP reader asks the global limit where ours has already been applied.
+        raise ImageTooLargeError(
+            f"{what} is over the limit of pixels set in Pillow (Image.MAX_IMAGE_PIXELS): {error}"
+        ) from error
     except MemoryError as error:
         raise DecodeError(f"{what} cannot be decoded: out of memory ({error})") from error
     except Exception as error:

@@ -16,20 +16,19 @@ from PIL import BmpImagePlugin, GifImagePlugin, Image, ImageCms, WebPImagePlugin
 
 from sharedds.codecs import jpeg, png, tiff
 from sharedds.codecs.animated import first_gif_frame
+from sharedds.codecs.encoding import encode_image, resize
 from sharedds.codecs.formats import probe
 from sharedds.codecs.header import BytesLike, ImageHeader, as_bytes_like, limit_pixels, reading
 from sharedds.codecs.jpeg import encode_jpeg
 from sharedds.codecs.pixels import (
     Background,
-    Depth,
-    Mode,
     Samples,
     change_depth,
     finish,
     orient,
     require_options,
 )
-from sharedds.errors import DecodeError, OptionError
+from sharedds.errors import DecodeError
 
 __all__ = [
     "DEFAULT_MAX_PIXELS",
@@ -43,8 +42,6 @@ __all__ = [
 DEFAULT_MAX_PIXELS = 200_000_000
 WHITE: Background = (255, 255, 255)
 
-_MAX_WEBP_SIDE = 16_383
-_PNG_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 _TO_RGB = frozenset({"CMYK", "YCbCr", "RGBX", "HSV"})
 _TO_RGBA = {"RGBa": "RGBA", "PA": "RGBA", "La": "LA"}
 
@@ -74,8 +71,8 @@ def check(data: BytesLike, *, max_pixels: int | None = DEFAULT_MAX_PIXELS) -> Im
 def decode(
     data: BytesLike,
     *,
-    mode: Mode = "RGB",
-    depth: Depth = "keep",
+    mode: str = "RGB",
+    depth: str = "keep",
     background: Background = WHITE,
     orientation: int | None = None,
     max_pixels: int | None = DEFAULT_MAX_PIXELS,
@@ -121,7 +118,7 @@ def decode(
     return array if array.flags.writeable else array.copy()
 
 
-def _decode_jpeg(data: BytesLike, header: ImageHeader, mode: Mode) -> NDArray[Any]:
+def _decode_jpeg(data: BytesLike, header: ImageHeader, mode: str) -> NDArray[Any]:
     if mode == "index" and header.channels != 1:
         raise DecodeError("mode='index' needs a palette or grey picture; this JPEG stores colours")
     if mode == "L" or (header.channels == 1 and mode in ("keep", "index")):
@@ -133,7 +130,7 @@ def _decode_jpeg(data: BytesLike, header: ImageHeader, mode: Mode) -> NDArray[An
 
 
 def _read_samples(
-    data: BytesLike, header: ImageHeader, mode: Mode, max_pixels: int | None
+    data: BytesLike, header: ImageHeader, mode: str, max_pixels: int | None
 ) -> Samples:
     if header.format == "png":
         return _from_png(png.read_pixels(data, max_pixels), header)
@@ -179,7 +176,7 @@ def _from_png(pixels: png.PngPixels, header: ImageHeader) -> Samples:
     return Samples(colour=samples, alpha=alpha, indices=indices)
 
 
-def _from_tiff(picture: tiff.TiffPicture, header: ImageHeader, mode: Mode) -> Samples:
+def _from_tiff(picture: tiff.TiffPicture, header: ImageHeader, mode: str) -> Samples:
     if picture.dropped and mode == "keep":
         raise DecodeError(
             f"TIFF holds {picture.dropped} more channels than can be kept ({header.mode}); "
@@ -266,113 +263,3 @@ def _from_lab(image: Image.Image) -> Image.Image:
     if converted is None:
         raise DecodeError("a picture in LAB colours could not be converted")
     return converted
-
-
-# --- encode and resize ---------------------------------------------------------------------------
-
-
-def encode_image(array: NDArray[Any], format: str, *, quality: int | None = None) -> bytes:
-    """Encode an array (H, W) or (H, W, C) as a picture file.
-
-    Args:
-        array: PNG takes uint8 and uint16 with 1 to 4 channels, and bool with one (as 1-bit); WebP
-            takes uint8 with 3 or 4 channels; JPEG takes uint8 with 1 or 3.
-        format: ``"png"``, ``"webp"`` or ``"jpeg"``.
-        quality: 1..100 of lossy coding. None means 90 for JPEG and lossless for WebP.
-
-    Raises:
-        OptionError: The format does not hold such an array, or does not exist.
-    """
-    if format == "jpeg":
-        return encode_jpeg(array, quality=90 if quality is None else quality)
-    if array.ndim == 2:
-        array = array[:, :, None]
-    if array.ndim != 3 or 0 in array.shape:
-        raise OptionError(f"an array of shape {array.shape} is not a picture (H, W, C)")
-    channels = array.shape[2]
-    if format == "png":
-        return _encode_png(array, channels)
-    if format != "webp":
-        raise OptionError(f"format={format!r}: pictures are written as png, webp or jpeg")
-    if array.dtype != np.uint8 or channels not in (3, 4):
-        raise OptionError(
-            f"WebP holds uint8 arrays with 3 or 4 channels, not {array.dtype} {array.shape}; "
-            "use PNG"
-        )
-    if max(array.shape[:2]) > _MAX_WEBP_SIDE:
-        raise OptionError(
-            f"a picture of {array.shape[1]} x {array.shape[0]} pixels does not fit in a WebP, whose "
-            f"sides end at {_MAX_WEBP_SIDE:,} pixels; use PNG"
-        )
-    if quality is not None and not 1 <= quality <= 100:
-        raise OptionError(f"quality={quality!r}: WebP quality is 1 to 100, or None for lossless")
-    return _save(_as_pillow(array, _PNG_MODES[channels]), "WEBP", lossless=quality is None,
-                 quality=80 if quality is None else quality, exact=True)  # fmt: skip
-
-
-def _encode_png(array: NDArray[Any], channels: int) -> bytes:
-    if channels not in _PNG_MODES or array.dtype not in (np.uint8, np.uint16, np.bool_):
-        raise OptionError(
-            f"PNG holds uint8 and uint16 arrays with 1 to 4 channels, and bool with one, not "
-            f"{array.dtype} {array.shape}"
-        )
-    if array.dtype == np.uint16:
-        return png.write_png16(array)
-    if array.dtype == np.uint8:
-        return _save(_as_pillow(array, _PNG_MODES[channels]), "PNG")
-    if channels != 1:
-        raise OptionError(f"PNG holds bool arrays with one channel, not {array.shape}")
-    height, width = array.shape[:2]
-    return _save(Image.frombytes("1", (width, height), np.packbits(array[..., 0], axis=1)), "PNG")
-
-
-def _as_pillow(array: NDArray[Any], mode: str) -> Image.Image:
-    height, width = array.shape[:2]
-    return Image.frombytes(mode, (width, height), np.ascontiguousarray(array).tobytes())
-
-
-def _save(image: Image.Image, format: str, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, format, **options)
-    return buffer.getvalue()
-
-
-def resize(array: NDArray[Any], *, height: int, width: int) -> NDArray[Any]:
-    """Resize (H, W, C) linearly, antialiased where it shrinks, each channel by itself.
-
-    Args:
-        array: uint8, uint16 or float32 with any number of channels.
-        height: New height in pixels.
-        width: New width in pixels.
-
-    Returns:
-        (height, width, C) of the same dtype, contiguous; whole numbers are rounded to nearest.
-
-    Raises:
-        OptionError: Another dtype or shape, or a side below 1.
-    """
-    if array.ndim != 3 or 0 in array.shape or array.dtype not in (np.uint8, np.uint16, np.float32):
-        raise OptionError(
-            f"only uint8, uint16 and float32 pictures (H, W, C) are resized, not {array.dtype} "
-            f"{array.shape}"
-        )
-    if height < 1 or width < 1:
-        raise OptionError(f"a picture cannot be resized to {width} x {height} pixels")
-    if array.shape[:2] == (height, width):
-        return np.array(array, order="C")
-    result = np.empty((height, width, array.shape[2]), array.dtype)
-    # Three or four bytes go together; RGBX because Pillow would weight RGBA by its alpha.
-    if array.dtype == np.uint8 and array.shape[2] in (3, 4):
-        image = _as_pillow(array, "RGB" if array.shape[2] == 3 else "RGBX")
-        result[...] = np.asarray(image.resize((width, height), Image.Resampling.BILINEAR))
-        return result
-    for channel in range(array.shape[2]):
-        plane = array[..., channel]
-        image = _as_pillow(plane, "L") if plane.dtype == np.uint8 else _as_pillow(
-            plane.astype(np.float32), "F"
-        )  # fmt: skip
-        resized = np.asarray(image.resize((width, height), Image.Resampling.BILINEAR))
-        if plane.dtype == np.uint16:
-            resized = np.clip(np.rint(resized), 0, 65535)
-        result[..., channel] = resized
-    return result

@@ -156,6 +156,8 @@ def _unusual(data: BytesLike, header: ImageHeader, colorspace: str) -> NDArray[n
     with reading("JPEG"), JpegImagePlugin.JpegImageFile(io.BytesIO(data)) as image:
         if image.size != (header.width, header.height) or image.mode != header.mode:
             raise DecodeError("JPEG is damaged: two frame headers that do not agree")
+        if colorspace == "GRAY":
+            image.draft("L", image.size)  # the stored luma, not a grey made of RGB
         image.load()
         if colorspace == "CMYK":
             # Pillow has undone Adobe's inversion; hand out what the file stores.
@@ -231,10 +233,10 @@ def encode_jpeg(array: NDArray[Any], *, quality: int = 90) -> bytes:
         )
     if not 1 <= quality <= 100:
         raise OptionError(f"quality={quality!r}: JPEG quality is 1 to 100")
-    if not 0 < min(array.shape) or max(array.shape[:2]) > MAX_SIDE:
+    if min(array.shape) < 1 or max(array.shape[:2]) > MAX_SIDE:
         raise OptionError(
-            f"a picture of {array.shape[1]} x {array.shape[0]} pixels does not fit in a JPEG, whose "
-            f"sides are 1 to {MAX_SIDE:,} pixels; store it as PNG or as raw blocks"
+            f"a picture of {array.shape[1]} x {array.shape[0]} pixels does not fit in a JPEG, "
+            f"whose sides are 1 to {MAX_SIDE:,} pixels; store it as PNG or as raw blocks"
         )
     grey = array.shape[2] == 1
     encoded: bytes = simplejpeg.encode_jpeg(

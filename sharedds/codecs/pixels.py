@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +14,6 @@ __all__ = [
     "DEPTHS",
     "MODES",
     "Background",
-    "Depth",
-    "Mode",
     "Samples",
     "change_depth",
     "finish",
@@ -24,8 +22,6 @@ __all__ = [
     "require_options",
 ]
 
-Mode: TypeAlias = Literal["RGB", "L", "RGBA", "keep", "index"]
-Depth: TypeAlias = Literal["keep", "8", "16"]
 Background: TypeAlias = tuple[int, int, int]
 
 MODES = ("RGB", "L", "RGBA", "keep", "index")
@@ -51,6 +47,10 @@ class Samples:
     palette_alpha: bool = False
 
 
+def _is_level(level: int) -> bool:
+    return 0 <= level <= 255
+
+
 def require_options(mode: str, depth: str, background: Background, orientation: int | None) -> None:
     """Raise :class:`OptionError` unless each option has a value that exists."""
     if mode not in MODES:
@@ -59,7 +59,7 @@ def require_options(mode: str, depth: str, background: Background, orientation: 
         raise OptionError(f"depth={depth!r}: choose one of {', '.join(DEPTHS)}")
     if mode == "index" and depth != "keep":
         raise OptionError(f"mode='index' keeps every value, so depth={depth!r} cannot be combined")
-    if len(background) != 3 or not all(0 <= level <= 255 for level in background):
+    if tuple(map(_is_level, background)) != (True, True, True):
         raise OptionError(f"background={background!r}: give red, green and blue from 0 to 255")
     if orientation is not None and orientation not in range(1, 9):
         raise OptionError(
@@ -87,8 +87,7 @@ def orient(array: NDArray[Any], orientation: int) -> NDArray[Any]:
 def luma(colour: NDArray[Any]) -> NDArray[Any]:
     """Reduce uint8 or uint16 RGB to grey (H, W, 1) by ITU-R 601, rounded as Pillow rounds it."""
     weights = np.array([19595, 38470, 7471], np.uint32)  # their sum is 65536, so uint32 is enough
-    wide = colour.astype(np.uint32)
-    wide *= weights
+    wide: NDArray[np.uint32] = colour.astype(np.uint32) * weights
     total = wide[..., 0] + wide[..., 1] + wide[..., 2]
     total += 0x8000
     total >>= 16
@@ -129,7 +128,7 @@ def _split(samples: Samples) -> tuple[NDArray[Any], NDArray[Any] | None]:
     return samples.colour, samples.alpha
 
 
-def change_depth(array: NDArray[Any], depth: Depth) -> NDArray[Any]:
+def change_depth(array: NDArray[Any], depth: str) -> NDArray[Any]:
     """Bring values to 8 or 16 bits, linearly over the whole range, or keep them.
 
     Raises:
@@ -142,16 +141,13 @@ def change_depth(array: NDArray[Any], depth: Depth) -> NDArray[Any]:
             f"a picture of {array.dtype} values has no full scale to bring to {depth} bits; "
             "use depth='keep' and scale it by what its values mean"
         )
-    wide = array.astype(np.uint32 if depth == "8" else np.uint16)
     if depth == "16":
-        wide *= 257
-        return wide
-    wide += 128  # 65535 = 255 * 257, and no value lies halfway: 257 is odd
-    wide //= 257
-    return wide.astype(np.uint8)
+        return array.astype(np.uint16) * np.uint16(257)
+    # 65535 = 255 * 257, and no value lies halfway between two levels: 257 is odd.
+    return ((array.astype(np.uint32) + 128) // 257).astype(np.uint8)
 
 
-def finish(samples: Samples, *, mode: Mode, depth: Depth, background: Background) -> NDArray[Any]:
+def finish(samples: Samples, *, mode: str, depth: str, background: Background) -> NDArray[Any]:
     """Bring samples to the wanted channels and depth.
 
     Returns:

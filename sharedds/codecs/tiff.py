@@ -126,7 +126,7 @@ def _read_entries(
             continue
         if tag in _ONE:
             number = 1
-        if kind not in (_OTHER[tag] if tag in _OTHER else _CODES):
+        if kind not in _OTHER.get(tag, _CODES):
             if tag in _OTHER:
                 continue
             raise DecodeError(f"TIFF is damaged: entry {tag} has type {kind}")
@@ -253,8 +253,8 @@ def read_picture(data: BytesLike, max_pixels: int | None) -> TiffPicture:
     if bits == 16 and image.mode in ("RGB", "RGBA"):
         if directory.number(_PLANAR, 1) == 2 or directory.number(_EXTRA) == 1:
             raise DecodeError(
-                "16-bit colour TIFF in separate planes or with premultiplied alpha would lose bits; "
-                "convert it to a 16-bit PNG first"
+                "16-bit colour TIFF in separate planes or with premultiplied alpha would lose "
+                "bits; convert it to a 16-bit PNG first"
             )
         samples = np.asarray(image).astype(np.uint16)
         samples <<= 8
@@ -265,9 +265,13 @@ def read_picture(data: BytesLike, max_pixels: int | None) -> TiffPicture:
         if image.mode != "L":
             raise DecodeError(f"TIFF of signed bytes in mode {image.mode} is not supported")
         samples = np.asarray(image).view(np.int8).astype(np.int32)[:, :, None]
-    elif image.mode == "I" and bits == 32 and directory.number(_SAMPLE_FORMAT, 1) == 1:
-        if np.asarray(image).min() < 0:
-            raise DecodeError("TIFF of unsigned 32-bit numbers has values above 2,147,483,647")
+    elif (
+        image.mode == "I"
+        and bits == 32
+        and directory.number(_SAMPLE_FORMAT, 1) == 1
+        and np.asarray(image).min() < 0
+    ):
+        raise DecodeError("TIFF of unsigned 32-bit numbers has values above 2,147,483,647")
     if samples is not None:
         image.close()
     return TiffPicture(

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
+import secrets
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from sharedds.codecs import encode_image, sniff
-from sharedds.errors import SampleKeyError, SourceError, StoreExistsError, StoreFormatError
+from sharedds.errors import (
+    OptionError,
+    SampleKeyError,
+    SourceError,
+    StoreExistsError,
+    StoreFormatError,
+)
 from sharedds.handles import absolute_path, storage_errors
 from sharedds.ingest.report import printable
 from sharedds.progress import Progress
@@ -27,14 +36,25 @@ _SUFFIXES = {
     "bmp": (".bmp", ".dib"),
     "tiff": (".tif", ".tiff"),
 }
+_LONGEST_NAME = 255
+_LABELS = b"labels.csv"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportReport:
-    """What an export wrote (or would write, with ``dry_run``)."""
+    """What an export wrote (or would write, with ``dry_run``).
+
+    Attributes:
+        path: The folder.
+        files: Files of samples in it.
+        empty: Samples that have no value in the field, so no file.
+        bytes: Bytes of all files of samples.
+        dry_run: Nothing was written.
+    """
 
     path: str
     files: int
+    empty: int
     bytes: int
     dry_run: bool
 
@@ -54,16 +74,16 @@ def export(
 ) -> ExportReport:
     """Write one field of every sample to a folder, byte for byte as it is stored.
 
-    A store packed with ``codec="keep"`` gives back identical files under identical names. Raw pixels
-    become PNG. Where the content is of another format than the name says (after encoding anew), the
-    right extension is added to the name. The folder appears when it is whole.
+    A store packed with ``codec="keep"`` gives back identical files under identical names. Raw
+    pixels become PNG. Where the content is of another format than the name says (after encoding
+    anew), the right extension is added to the name. The folder appears when it is whole.
 
     Args:
         store: The store.
         folder: The folder to make; it must not exist, or be empty.
         field: The field to write.
         labels: Also write ``labels.csv`` with the columns path and label.
-        dry_run: Count only; nothing is written.
+        dry_run: Read and check everything; nothing is written.
         progress: True or False to show a bar; by default after two seconds.
 
     Raises:
@@ -71,104 +91,160 @@ def export(
         CorruptDataError: A value fails its checksum; nothing appears under the final name.
         StorageFullError: No room.
         StoreFormatError: A key would lead out of the folder.
+        OptionError: There are no labels to write.
+        SampleKeyError: There is no such field, or it does not hold pictures or bytes.
     """
     source = Store(store)
     path = absolute_path(folder)
     if os.path.lexists(path) and not (os.path.isdir(path) and not os.listdir(path)):
-        raise StoreExistsError(f"{path} exists and is not empty; name another folder", path=path)
-    if field not in source.fields:
-        raise SampleKeyError(
-            f"{source.path}: no field {field!r}; fields: {', '.join(source.fields)}", path=source.path, field=field
+        raise StoreExistsError(
+            f"{printable(path)} exists and is not an empty folder; name another one", path=path
         )
-    work = f"{path}.partial"
-    total = 0
-    with Progress("exporting", total=len(source), unit="files", enabled=progress) as bar:
-        try:
-            names = _open_labels(work, enabled=labels and not dry_run)
-            for index in range(len(source)):
-                data = _bytes_of(source, field, index)
+    kinds = {f.name: f.kind for f in source.header.fields}
+    if field not in kinds:
+        raise SampleKeyError(
+            f"{source.path}: no field {field!r}; fields: {', '.join(kinds)}",
+            path=source.path,
+            field=field,
+        )
+    if labels and kinds.get("label") != "column":
+        raise OptionError(
+            f"{source.path}: no labels in it to write", path=source.path, field="label"
+        )
+    files = empty = total = 0
+    with contextlib.ExitStack() as stack:
+        out = None if dry_run else stack.enter_context(_NewFolder(path))
+        table = stack.enter_context(out.table()) if out is not None and labels else None
+        bar = stack.enter_context(
+            Progress("exporting", total=len(source), unit="files", enabled=progress)
+        )
+        for index in range(len(source)):
+            data = _bytes_of(source, field, index)
+            if data is None:
+                empty += 1
+            else:
                 name = _name(source, index, data)
-                total += len(data)
-                if not dry_run:
-                    _write(os.path.join(os.fsencode(work), name), data)
-                    if names is not None:
-                        _write_label(names, source, index, name)
-                bar.advance(1, nbytes=len(data))
-            if names is not None:
-                names.close()
-            if not dry_run:
-                os.makedirs(work, exist_ok=True)
-                if os.path.isdir(path):
-                    os.rmdir(path)
-                os.rename(work, path)
-        except BaseException:
-            shutil.rmtree(work, ignore_errors=True)
-            raise
-    return ExportReport(path=path, files=len(source), bytes=total, dry_run=dry_run)
+                if out is not None:
+                    out.write(name, data)
+                if table is not None:
+                    table.writerow([os.fsdecode(name), _label(source, index)])
+                files, total = files + 1, total + len(data)
+            bar.advance(1, nbytes=0 if data is None else len(data))
+    return ExportReport(path=path, files=files, empty=empty, bytes=total, dry_run=dry_run)
 
 
-def _open_labels(work: str, *, enabled: bool) -> Any:
-    """Open ``labels.csv`` in the folder that is being written, or return None."""
-    if os.path.isdir(work):
-        shutil.rmtree(work)  # left by an export that was killed
-    if not enabled:
-        return None
-    os.makedirs(work)
-    file = open(  # noqa: SIM115 - closed by the caller at the end
-        os.path.join(work, "labels.csv"), "w", encoding="utf-8", errors="surrogateescape", newline=""
-    )
-    csv.writer(file).writerow(["path", "label"])
-    return file
+class _NewFolder:
+    """A folder that gets its name when it is whole; it is removed if that fails.
+
+    Until then its name is one that nobody else has, so that nothing of anybody's is overwritten.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._work = os.fsencode(f"{path}.exporting-{secrets.token_hex(4)}")
+        self._made = b""
+
+    def __enter__(self) -> _NewFolder:
+        try:
+            os.makedirs(self._work)
+        except OSError as error:
+            raise self._error(self._path, error) from error
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                if os.path.isdir(self._path):
+                    os.rmdir(self._path)
+                os.rename(self._work, self._path)
+        except OSError as error:
+            raise self._error(self._path, error) from error
+        finally:
+            shutil.rmtree(self._work, ignore_errors=True)
+
+    def _error(self, name: str, error: OSError) -> SourceError:
+        return SourceError(
+            f"{printable(name)}: cannot be written ({error.strerror or error})", path=name
+        )
+
+    def write(self, name: bytes, data: bytes | memoryview) -> None:
+        """Write one new file, with the folders it lies in."""
+        path = os.path.join(self._work, name)
+        parent = os.path.dirname(path)
+        try:
+            with storage_errors(self._path):
+                if parent != self._made:
+                    os.makedirs(parent, exist_ok=True)
+                    self._made = parent
+                with open(path, "xb") as file:
+                    file.write(data)
+        except OSError as error:
+            if error.errno is None:  # StorageFullError says it all
+                raise
+            raise self._error(os.path.join(self._path, os.fsdecode(name)), error) from error
+
+    @contextlib.contextmanager
+    def table(self) -> Iterator[Any]:
+        """Give a writer for the rows of ``labels.csv``."""
+        with (
+            storage_errors(self._path),
+            open(
+                os.path.join(self._work, _LABELS),
+                "x",
+                encoding="utf-8",
+                errors="surrogateescape",
+                newline="",
+            ) as file,
+        ):
+            rows = csv.writer(file)
+            rows.writerow(["path", "label"])
+            yield rows
 
 
-def _write_label(file: Any, source: Store, index: int, name: bytes) -> None:
-    number = int(source.column("label")[index])
-    classes = source.classes
-    label = classes[number] if classes is not None else str(number)
-    csv.writer(file).writerow([name.decode("utf-8", "surrogateescape"), label])
+def _label(source: Store, index: int) -> str:
+    number, classes = int(source.column("label")[index]), source.classes
+    return classes[number] if classes is not None and 0 <= number < len(classes) else str(number)
 
 
-def _bytes_of(source: Store, field: str, index: int) -> bytes | memoryview:
+def _bytes_of(source: Store, field: str, index: int) -> bytes | memoryview | None:
     kinds = {f.name: f.kind for f in source.header.fields}
     if kinds[field] == "image":
-        return source.read(field, index)
+        try:
+            return source.read(field, index)
+        except SampleKeyError:
+            return None
     value = source.value(field, index)
-    if isinstance(value, np.ndarray) and value.ndim in (2, 3):
+    if isinstance(value, np.ndarray) and value.ndim in (2, 3) and value.size:
         return encode_image(value, "png")
-    if isinstance(value, bytes):
+    if value is None or isinstance(value, bytes):
         return value
     raise SampleKeyError(
-        f"{source.path}: field {field!r} holds {kinds[field]}, not pictures or bytes; read it in Python",
+        f"{source.path}: field {field!r} holds {kinds[field]}, not pictures or bytes; "
+        "read it in Python",
         path=source.path,
         field=field,
     )
 
 
 def _name(source: Store, index: int, data: bytes | memoryview) -> bytes:
-    name = os.fsencode(source.key(index))
+    """Return the path of a sample in the folder, with the extension of what is stored."""
+    key = source.key(index)
+    name = os.fsencode(key)
     parts = name.split(b"/")
-    if name.startswith(b"/") or b".." in parts or b"\0" in name or not all(parts) or b":" in name[:3]:
+    outside = b"\0" in name or any(part in (b"", b".", b"..") for part in parts)
+    if outside or (os.name == "nt" and any(c in name for c in b"\\:")):
         raise StoreFormatError(
-            f"{source.path}: the key {printable(source.key(index))!r} of sample {index} is not a path inside a "
+            f"{source.path}: the key '{printable(key)}' of sample {index} is not a path inside a "
             "folder",
             path=source.path,
             sample=index,
+            key=key,
         )
     suffixes = _SUFFIXES.get(sniff(data), ())
-    extension = os.path.splitext(source.key(index))[1].lower()
-    original = source.attrs.get("recipe", {}).get("codec", "keep") == "keep" and source.header.keyed
-    if not suffixes or extension in suffixes or original:
+    recipe = source.attrs.get("recipe")
+    kept = source.header.keyed and (not isinstance(recipe, dict) or recipe.get("codec") == "keep")
+    if kept or not suffixes or os.path.splitext(key)[1].lower() in suffixes:
         return name
-    return name + suffixes[0].encode()
-
-
-def _write(path: bytes, data: bytes | memoryview) -> None:
-    with storage_errors(os.fsdecode(path)):
-        try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            with open(path, "xb") as file:
-                file.write(data)
-        except OSError as error:
-            if error.filename is None:
-                raise
-            raise SourceError(f"{printable(os.fsdecode(path))}: cannot be written ({error.strerror})") from error
+    suffix = suffixes[0].encode()
+    room = len(name) - len(parts[-1]) + _LONGEST_NAME - len(suffix)
+    return name[:room] + suffix

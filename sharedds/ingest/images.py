@@ -1,11 +1,10 @@
-"""What happens to one image file on its way into a store: read, proved, and re-encoded where asked."""
+"""One image file on its way into a store: read, proved, and encoded anew where asked."""
 
 from __future__ import annotations
 
 import os
-import threading
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -23,15 +22,33 @@ from sharedds.codecs import (
     sniff,
 )
 from sharedds.errors import DecodeError, OptionError
+from sharedds.ingest.executor import MemoryBudget
 
-__all__ = ["CODECS", "FORMATS", "MODES", "ImageRecipe", "ImageResult", "Ingester"]
+__all__ = ["CODECS", "FORMATS", "MODES", "Codec", "ImageRecipe", "ImageResult", "Ingester"]
 
-CODECS = ("keep", "jpeg", "png", "webp", "raw")
-FORMATS = ("jpeg", "png", "webp", "gif", "bmp", "tiff")
-MODES = ("other", "1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV", "I;16", "I", "F")
+Codec: TypeAlias = Literal["keep", "jpeg", "png", "webp", "raw"]
+CODECS: tuple[Codec, ...] = get_args(Codec)
+
+# The columns hold places in these lists, so they only ever grow at the end.
+FORMATS = ("jpeg", "png", "webp", "gif", "bmp", "tiff", "raw")
+MODES = (
+    *("other", "1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV"),
+    *("I;16", "I", "F"),
+)
+
 _LONGEST = {"jpeg": 65_500, "webp": 16_383}  # pixels of a side that the format can hold
-_LARGE = 32_000_000  # pixels; larger pictures are decoded one at a time, to bound the memory
 _MAX_FILE = (1 << 32) - 1
+_STORED_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+_COLUMNS = {
+    "height": "int32",
+    "width": "int32",
+    "format": "uint8",
+    "mode": "uint8",
+    "bits": "uint8",
+    "orientation": "uint8",
+    "frames": "int32",
+}
+_SOURCE_COLUMNS = {"source_format": "uint8", "source_mode": "uint8", "source_bits": "uint8"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +56,14 @@ class ImageRecipe:
     """How images are stored.
 
     Args:
-        codec: ``keep`` stores the bytes of the file; ``jpeg``, ``png``, ``webp`` encode anew; ``raw``
-            stores pixels of one ``size`` as a column.
+        codec: ``keep`` stores the bytes of the file; ``jpeg``, ``png``, ``webp`` encode anew;
+            ``raw`` stores pixels of one ``size`` as a column.
         quality: Of ``jpeg``, 1 to 100. (``webp`` is lossless.)
         max_side: Shrink so that the longer side is at most this; never enlarges.
         short_side: Shrink so that the shorter side is at most this; never enlarges.
         size: (height, width): scale until it is covered, keep the aspect, cut the middle.
-        check: ``decode`` proves that every picture decodes whole; ``header`` trusts beyond the header.
+        check: ``decode`` proves that every picture decodes whole; ``header`` trusts beyond the
+            header.
         depth: ``keep``, or ``8`` to scale 16-bit values over 0..65535 to 8 bits.
         background: What shows through transparent pixels when a codec has no alpha.
         orientation: ``apply`` turns pictures upright on reading; ``ignore`` leaves them as stored.
@@ -55,15 +73,15 @@ class ImageRecipe:
         OptionError: Options that are out of range or exclude each other.
     """
 
-    codec: str = "keep"
+    codec: Codec = "keep"
     quality: int = 90
     max_side: int | None = None
     short_side: int | None = None
     size: tuple[int, int] | None = None
-    check: str = "decode"
-    depth: str = "keep"
+    check: Literal["decode", "header"] = "decode"
+    depth: Literal["keep", "8"] = "keep"
     background: tuple[int, int, int] = (255, 255, 255)
-    orientation: str = "apply"
+    orientation: Literal["apply", "ignore"] = "apply"
     max_pixels: int | None = DEFAULT_MAX_PIXELS
 
     def __post_init__(self) -> None:
@@ -74,32 +92,43 @@ class ImageRecipe:
         sizes = [n for n in ("max_side", "short_side", "size") if getattr(self, n) is not None]
         if len(sizes) > 1:
             raise OptionError(f"{' and '.join(sizes)} exclude each other; give one")
-        if self.codec == "keep" and (sizes or self.depth != "keep"):
-            raise OptionError(
-                f"{(sizes or ['depth'])[0]} needs pictures to be encoded anew; add codec='jpeg' (--codec jpeg)"
-            )
         if (self.codec == "raw") != (self.size is not None):
             raise OptionError("codec 'raw' and size=(height, width) (--size HxW) go together")
+        if self.codec == "keep" and (sizes or self.depth != "keep"):
+            raise OptionError(
+                f"{(sizes or ['depth'])[0]} needs pictures to be encoded anew; choose how with "
+                "codec='jpeg' (--codec jpeg), png or webp"
+            )
         if not 1 <= self.quality <= 100:
             raise OptionError(f"quality {self.quality} is not in 1..100")
+        if not all(0 <= level <= 255 for level in self.background):
+            raise OptionError(f"background {self.background}: red, green and blue from 0 to 255")
+        if self.max_pixels is not None and self.max_pixels < 1:
+            raise OptionError(f"max_pixels {self.max_pixels}: at least 1, or None for no limit")
         for name, value in (("max_side", self.max_side), ("short_side", self.short_side)):
             if value is not None and value < 1:
                 raise OptionError(f"{name} {value}: at least 1 pixel")
         if self.size is not None and not all(1 <= n <= 65_535 for n in self.size):
             raise OptionError(f"size {self.size}: both sides from 1 to 65,535 pixels")
 
-    @property
-    def schema(self) -> str:
-        """Kind of the image field in the store."""
-        return f"uint8[{self.size[0]},{self.size[1]},3]" if self.size else "keep"
+    def schema(self, *, labels: bool) -> dict[str, str]:
+        """Return the schema of the store.
+
+        The columns describe what is stored; ``source_*`` is what the file was, where that may
+        differ, and ``frames`` counts those of the file.
+        """
+        image = f"uint8[{self.size[0]},{self.size[1]},3]" if self.size else "keep"
+        label = {"label": "int64"} if labels else {}
+        source = {} if self.codec == "keep" else _SOURCE_COLUMNS
+        return {"image": image, **label, **_COLUMNS, **source}
 
 
 @dataclass(frozen=True, slots=True)
 class ImageResult:
     """One image ready to be stored, or the reason why not.
 
-    ``value`` is bytes, or an array (height, width, 3) for raw columns; ``row`` its columns. ``foreign``
-    says that the file is not an image by content.
+    ``value`` is bytes, or an array (height, width, 3) for raw columns; ``row`` its columns.
+    ``foreign`` says that the file is not an image by content.
     """
 
     value: bytes | npt.NDArray[np.uint8] | None
@@ -112,12 +141,14 @@ class ImageResult:
 class Ingester:
     """Turns files into :class:`ImageResult`; one object serves many threads.
 
-    Large pictures pass one at a time, so the memory does not multiply with the threads.
+    Args:
+        recipe: What is asked for.
+        workers: How many threads there will be; the pixels they hold together are bounded.
     """
 
-    def __init__(self, recipe: ImageRecipe) -> None:
+    def __init__(self, recipe: ImageRecipe, *, workers: int = 1) -> None:
         self.recipe = recipe
-        self._large = threading.Lock()
+        self._budget = MemoryBudget(max(128 << 20, workers * (24 << 20)))
 
     def __call__(self, path: bytes) -> ImageResult:
         """Read and prepare one file; a bad one is a result, not an error."""
@@ -127,91 +158,101 @@ class Ingester:
                 size = os.fstat(file.fileno()).st_size
                 if size > _MAX_FILE:
                     return _refused(size, f"{size:,} bytes; 4 GiB is the limit of one value")
-                data = file.read() if size else b""
+                data = file.read()
         except OSError as error:
             return _refused(size, f"cannot be read ({error.strerror})")
         try:
-            found = sniff(data)
-            if found not in IMAGE_FORMATS:
-                return _refused(size, f"not an image that is supported: its content is {found}", foreign=True)
-            return self._prepare(data)
+            if sniff(data) in IMAGE_FORMATS:
+                return self._prepare(data)
+            probe(data, max_pixels=None)  # its error says what the content is
         except DecodeError as error:
-            return _refused(size, str(error))
+            return _refused(size, str(error), foreign=sniff(data) not in IMAGE_FORMATS)
         except MemoryError:
             return _refused(size, "not enough memory to decode it")
+        except Exception as error:
+            error.add_note(f"while preparing {os.fsdecode(path)!r}")
+            raise
+        return _refused(size, "not a picture", foreign=True)
 
     def _prepare(self, data: bytes) -> ImageResult:
         recipe = self.recipe
         header = probe(data, max_pixels=recipe.max_pixels)
-        if recipe.codec == "keep":
-            if recipe.check == "decode":
-                if header.format != "jpeg" and header.width * header.height > _LARGE:
-                    with self._large:
-                        check(data, max_pixels=recipe.max_pixels)
-                else:
-                    check(data, max_pixels=recipe.max_pixels)
-            return ImageResult(data, _row(header), len(data))
-        if header.width * header.height > _LARGE:
-            with self._large:
+        if recipe.codec != "keep":
+            with self._budget.holding(_decoded_bytes(header)):
                 return self._encode(data, header)
-        return self._encode(data, header)
+        if recipe.check == "decode":
+            size = _decoded_bytes(header)
+            # To prove a JPEG it is decoded at 1/8 of its size.
+            with self._budget.holding(size // 64 if header.format == "jpeg" else size):
+                check(data, max_pixels=recipe.max_pixels)
+        return ImageResult(data, _row(header), len(data))
 
     def _encode(self, data: bytes, header: ImageHeader) -> ImageResult:
         recipe = self.recipe
-        orientation = 1 if recipe.orientation == "ignore" else header.orientation
-        mode = "RGB" if recipe.codec in ("raw", "jpeg") else "keep"
-        if recipe.codec == "jpeg" and header.mode in ("1", "L", "LA", "I;16") and header.channels <= 2:
+        mode: Literal["RGB", "L", "keep"] = "RGB" if recipe.codec in ("raw", "jpeg") else "keep"
+        if recipe.codec == "jpeg" and header.channels <= 2 and header.mode not in ("P", "PA"):
             mode = "L"
         pixels = decode(
             data,
             mode=mode,
             depth=recipe.depth,
             background=recipe.background,
-            orientation=orientation,
+            orientation=1 if recipe.orientation == "ignore" else header.orientation,
             max_pixels=recipe.max_pixels,
             header=header,
         )
+        if pixels.dtype not in (np.uint8, np.uint16):
+            raise DecodeError(
+                f"{pixels.dtype} pixels are only stored as they are, with codec='keep'"
+            )
         pixels = self._sized(pixels)
-        height, width = pixels.shape[:2]
-        row = {**_row(header), "height": height, "width": width, "orientation": 1}
-        if recipe.codec == "raw":
-            if pixels.dtype != np.uint8:
-                raise DecodeError(
-                    f"{pixels.dtype} pixels do not fit a raw column of uint8 without loss; "
-                    "scale them with depth='8' (--depth 8)"
-                )
-            return ImageResult(np.ascontiguousarray(pixels), row, len(data))
         codec = recipe.codec
-        if pixels.dtype != np.uint8 or max(height, width) > _LONGEST.get(codec, 1 << 31):
+        if codec == "raw" and pixels.dtype != np.uint8:
+            raise DecodeError(
+                "16-bit pixels do not fit raw pixels of 8 bits without loss; scale them with "
+                "depth='8' (--depth 8)"
+            )
+        if pixels.dtype != np.uint8 or max(pixels.shape) > _LONGEST.get(codec, 1 << 31):
             codec = "png"  # holds 16 bits and any side, without loss; the report counts these
-        if codec == "jpeg":
+        value: bytes | npt.NDArray[np.uint8]
+        if codec == "raw":
+            value = np.ascontiguousarray(pixels)
+        elif codec == "jpeg":
             value = encode_jpeg(pixels, quality=recipe.quality)
         else:
-            value = encode_image(pixels, codec, quality=recipe.quality)
-        row["format"] = FORMATS.index(codec)
-        return ImageResult(value, row, len(data))
+            if codec == "webp" and pixels.shape[2] < 3:  # it has no grey
+                grey, alpha = pixels[..., :1], pixels[..., 1:]
+                pixels = np.concatenate([grey, grey, grey, alpha], axis=2)
+            value = encode_image(pixels, codec)  # webp without loss
+        return ImageResult(value, _encoded_row(header, pixels, codec), len(data))
 
     def _sized(self, pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
         height, width = pixels.shape[:2]
         recipe = self.recipe
         if recipe.size is not None:
-            target_height, target_width = recipe.size
-            scale = max(target_height / height, target_width / width)
-            new = max(target_height, round(height * scale)), max(target_width, round(width * scale))
-            if new != (height, width):
-                pixels = resize(pixels, height=new[0], width=new[1])
-            top, left = (new[0] - target_height) // 2, (new[1] - target_width) // 2
-            return pixels[top : top + target_height, left : left + target_width]
+            # Cut first: what covers a square may be a thousand times longer than it.
+            scale = max(recipe.size[0] / height, recipe.size[1] / width)
+            tall = min(height, max(1, round(recipe.size[0] / scale)))
+            wide = min(width, max(1, round(recipe.size[1] / scale)))
+            top, left = (height - tall) // 2, (width - wide) // 2
+            pixels = pixels[top : top + tall, left : left + wide]
+            return resize(pixels, height=recipe.size[0], width=recipe.size[1])
         side = max(height, width) if recipe.max_side else min(height, width)
         limit = recipe.max_side or recipe.short_side
         if limit is None or side <= limit:
             return pixels
-        scale = limit / side
-        return resize(pixels, height=max(1, round(height * scale)), width=max(1, round(width * scale)))
+        new = (max(1, round(n * limit / side)) for n in (height, width))
+        return resize(pixels, height=next(new), width=next(new))
 
 
 def _refused(size: int, reason: str, *, foreign: bool = False) -> ImageResult:
     return ImageResult(None, {}, size, reason, foreign)
+
+
+def _decoded_bytes(header: ImageHeader) -> int:
+    """Return about how many bytes the decoded pixels take; palettes become colours."""
+    channels = 4 if header.mode in ("P", "PA") else header.channels
+    return header.width * header.height * channels * max(1, header.bits // 8)
 
 
 def _row(header: ImageHeader) -> dict[str, int]:
@@ -220,10 +261,32 @@ def _row(header: ImageHeader) -> dict[str, int]:
         "width": header.width,
         "orientation": header.orientation,
         "format": FORMATS.index(header.format),
-        "mode": MODES.index(header.mode) if header.mode in MODES else 0,
+        "mode": _mode(header),
         "bits": header.bits,
         "frames": header.frames,
     }
+
+
+def _encoded_row(header: ImageHeader, pixels: npt.NDArray[Any], codec: str) -> dict[str, int]:
+    height, width, channels = pixels.shape
+    deep = pixels.dtype == np.uint16
+    mode = "I;16" if deep and channels == 1 else _STORED_MODES[channels]
+    return {
+        "height": height,
+        "width": width,
+        "orientation": 1,
+        "format": FORMATS.index(codec),
+        "mode": MODES.index(mode),
+        "bits": 16 if deep else 8,
+        "frames": header.frames,
+        "source_format": FORMATS.index(header.format),
+        "source_mode": _mode(header),
+        "source_bits": header.bits,
+    }
+
+
+def _mode(header: ImageHeader) -> int:
+    return MODES.index(header.mode) if header.mode in MODES else 0
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

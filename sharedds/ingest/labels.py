@@ -1,21 +1,27 @@
-"""Class names and labels that come from outside the folder: a list, another store, or a CSV file."""
+"""Class names and labels from outside the folder: a list, another store, or a CSV file."""
 
 from __future__ import annotations
 
 import csv
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from sharedds.errors import ClassMismatchError, OptionError, SharedDSError, SourceError
-from sharedds.packed import encode_text
+from sharedds.packed import PackedStrings, encode_text
 from sharedds.store import Store
 
-__all__ = ["LabelTable", "load_classes"]
+__all__ = ["NO_LABEL", "LabelTable", "load_classes"]
+
+NO_LABEL = -1
+
+_LMDB_MAGIC = b"\xde\xc0\xef\xbe"
+_ROWS = 1 << 16
+_MAX_NUMBERED = 1_000_000
 
 
 def load_classes(source: str | os.PathLike[str] | Iterable[str]) -> tuple[str, ...]:
@@ -30,17 +36,22 @@ def load_classes(source: str | os.PathLike[str] | Iterable[str]) -> tuple[str, .
         OptionError: It holds no names, or one twice.
     """
     if isinstance(source, (str, os.PathLike)):
-        path = os.fspath(source)
-        names = _classes_of_file(path)
-        where = path
+        where = os.fspath(source)
+        names = _classes_of_file(where)
     else:
-        names, where = [str(name) for name in source], "classes"
+        where = "classes"
+        names = list(source)
     if not names:
         raise OptionError(f"{where}: no class names in it", path=where)
     seen: set[str] = set()
-    twice = [name for name in names if name in seen or seen.add(name)]  # type: ignore[func-returns-value]
-    if twice:
-        raise OptionError(f"{where}: class {twice[0]!r} is named twice", path=where)
+    for name in names:
+        if not isinstance(name, str):
+            raise OptionError(
+                f"{where}: class names are text, not {type(name).__name__} ({name!r})"
+            )
+        if name in seen:
+            raise OptionError(f"{where}: the class {name!r} is named twice", path=where)
+        seen.add(name)
     return tuple(names)
 
 
@@ -48,21 +59,27 @@ def _classes_of_file(path: str) -> list[str]:
     try:
         with open(path, "rb") as file:
             start = file.read(64)
-            if b"\xde\xc0\xef\xbe" in start:
-                classes = Store(path).classes
-                return list(classes) if classes is not None else []
-            text = (start + file.read()).decode("utf-8-sig", "surrogateescape")
+            text = b"" if _LMDB_MAGIC in start else start + file.read()
     except IsADirectoryError:
-        classes = Store(path).classes
-        return list(classes) if classes is not None else []
+        start, text = _LMDB_MAGIC, b""
     except OSError as error:
-        raise SourceError(f"{path}: class names cannot be read ({error.strerror})", path=path) from error
-    if text.lstrip().startswith("["):
+        raise SourceError(
+            f"{path}: class names cannot be read ({error.strerror})", path=path
+        ) from error
+    if _LMDB_MAGIC in start:
+        classes = Store(path).classes
+        return [] if classes is None else list(classes)
+    names = text.decode("utf-8-sig", "surrogateescape")
+    if names.lstrip().startswith("["):
         try:
-            return [str(name) for name in json.loads(text)]
+            listed = json.loads(names)
         except ValueError as error:
-            raise OptionError(f"{path}: not a JSON list ({error})", path=path) from error
-    return [line for line in text.splitlines() if line.strip()]
+            if path.lower().endswith(".json"):
+                raise OptionError(f"{path}: not a JSON list ({error})", path=path) from error
+        else:
+            return list(listed)
+    lines = (line.removesuffix("\r") for line in names.split("\n"))
+    return [line for line in lines if line.strip()]
 
 
 class LabelTable:
@@ -71,36 +88,43 @@ class LabelTable:
     Kept as two arrays of 8 bytes a row: the hash of each path, sorted, and its label.
 
     Args:
-        path: The file. Paths in it are relative to the folder that is packed, with ``/``. Labels are
-            class names, or class numbers if all of them are integers and no classes are given.
+        path: The file. Paths in it are relative to the folder that is packed, with ``/``. Labels
+            are class names, or class numbers if all are integers and no classes are given.
         classes: Class names that fix the numbering; without them the names are sorted.
 
     Raises:
-        SourceError: The file cannot be read, or lacks a column.
+        SourceError: The file cannot be read, or lacks a column or a value.
         ClassMismatchError: A label is not in ``classes``.
         OptionError: A path is named twice with different labels.
     """
 
-    def __init__(self, path: str | os.PathLike[str], classes: tuple[str, ...] | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], classes: tuple[str, ...] | None = None
+    ) -> None:
         self.path = os.fspath(path)
         hashes: list[npt.NDArray[np.uint64]] = []
         numbers: dict[str, int] = {}
         labels: list[npt.NDArray[np.int64]] = []
         for block in self._blocks():
-            hashes.append(
-                np.array([xxhash.xxh3_64_intdigest(encode_text(p)) for p, _ in block], np.uint64)
+            hashes.append(_hashes(encode_text(name) for name, _ in block))
+            labels.append(
+                np.array([numbers.setdefault(n, len(numbers)) for _, n in block], np.int64)
             )
-            labels.append(np.array([numbers.setdefault(n, len(numbers)) for _, n in block], np.int64))
         if not hashes:
             raise SourceError(f"{self.path}: no rows in it", path=self.path)
         self.classes, renumber = self._number(list(numbers), classes)
-        all_hashes = np.concatenate(hashes)
-        order = np.argsort(all_hashes, kind="stable")
-        self._hashes = all_hashes[order]
+        unsorted = np.concatenate(hashes)
+        order = np.argsort(unsorted, kind="stable")
+        self._hashes = unsorted[order]
         self._labels = renumber[np.concatenate(labels)][order]
         same = self._hashes[1:] == self._hashes[:-1]
-        if np.any(same & (self._labels[1:] != self._labels[:-1])):
-            raise OptionError(f"{self.path}: a path is named twice, with different labels", path=self.path)
+        clash = same & (self._labels[1:] != self._labels[:-1])
+        if np.any(clash):
+            name = self._name_of(self._hashes[1:][clash][0])
+            raise OptionError(
+                f"{self.path}: the path {name!r} is named twice, with different labels",
+                path=self.path,
+            )
 
     def __len__(self) -> int:
         return len(self._hashes)
@@ -109,36 +133,63 @@ class LabelTable:
         """Return bytes that change when a path or a label does."""
         return self._hashes.tobytes() + self._labels.tobytes()
 
-    def label_of(self, path: bytes) -> int | None:
-        """Return the label of a path, or None when the file does not name it."""
-        value = np.uint64(xxhash.xxh3_64_intdigest(path))
-        at = int(np.searchsorted(self._hashes, value))
-        if at < len(self._hashes) and self._hashes[at] == value:
-            return int(self._labels[at])
-        return None
+    def match(self, paths: PackedStrings) -> tuple[npt.NDArray[np.int64], int, str]:
+        """Find the label of each path.
+
+        Returns:
+            The labels, int64 (N,), ``NO_LABEL`` where the file does not name the path; how many
+            rows name a path that is not among ``paths``; and one such path.
+        """
+        labels = np.full(len(paths), NO_LABEL, np.int64)
+        met = np.zeros(len(self._hashes), np.bool_)
+        for start in range(0, len(paths), _ROWS):
+            stop = min(start + _ROWS, len(paths))
+            wanted = _hashes(paths.bytes(i) for i in range(start, stop))
+            first = np.searchsorted(self._hashes, wanted)
+            near = np.minimum(first, len(self._hashes) - 1)
+            found = self._hashes[near] == wanted
+            labels[start:stop][found] = self._labels[near[found]]
+            met[near[found]] = True
+        first = np.searchsorted(self._hashes, self._hashes)  # a path may have several rows
+        missing = self._hashes[~met[first]]
+        return labels, len(missing), self._name_of(missing[0]) if len(missing) else ""
+
+    def _name_of(self, value: np.uint64) -> str:
+        """Return the path that has this hash; the file is read again, to name it in a message."""
+        for block in self._blocks():
+            for name, _ in block:
+                if xxhash.xxh3_64_intdigest(encode_text(name)) == int(value):
+                    return name
+        return ""
 
     def _number(
         self, names: list[str], classes: tuple[str, ...] | None
     ) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
         if classes is None:
-            if all(name.isdecimal() and str(int(name)) == name for name in names):
-                top = max(int(name) for name in names)
-                if top < 1_000_000:
-                    return tuple(map(str, range(top + 1))), np.array([int(n) for n in names], np.int64)
+            if all(
+                n.isascii() and n.isdecimal() and len(n) < 8 and str(int(n)) == n for n in names
+            ):
+                top = max(map(int, names))
+                if top < _MAX_NUMBERED:
+                    return tuple(map(str, range(top + 1))), np.array(names, np.int64)
             classes = tuple(sorted(names, key=encode_text))
         number = {name: i for i, name in enumerate(classes)}
         unknown = [name for name in names if name not in number]
         if unknown:
+            more = "..." if len(classes) > 5 else ""
             raise ClassMismatchError(
                 f"{self.path}: labels {unknown[:5]} are not among the {len(classes)} classes "
-                f"{list(classes[:5])}{'...' if len(classes) > 5 else ''}; add them or mend the file",
+                f"{list(classes[:5])}{more}; add them or mend the file",
                 path=self.path,
             )
         return classes, np.array([number[name] for name in names], np.int64)
 
-    def _blocks(self, rows: int = 65_536) -> Iterable[list[tuple[str, str]]]:
+    def _blocks(self) -> Iterator[list[tuple[str, str]]]:
+        """Read the file in blocks of (path, label)."""
         try:
-            with open(self.path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+            with open(
+                self.path, encoding="utf-8-sig", errors="surrogateescape", newline=""
+            ) as file:
                 reader = csv.DictReader(file)
                 if not {"path", "label"} <= set(reader.fieldnames or ()):
                     raise SourceError(
@@ -148,15 +199,24 @@ class LabelTable:
                     )
                 block: list[tuple[str, str]] = []
                 for row in reader:
-                    if row["path"] is None or row["label"] is None:
-                        raise SourceError(f"{self.path}, line {reader.line_num}: too few columns", path=self.path)
+                    if not row["path"] or not row["label"]:
+                        raise SourceError(
+                            f"{self.path}, line {reader.line_num}: a path and a label are expected",
+                            path=self.path,
+                        )
                     block.append((row["path"].removeprefix("./"), row["label"]))
-                    if len(block) == rows:
+                    if len(block) == _ROWS:
                         yield block
                         block = []
                 if block:
                     yield block
         except SharedDSError:
             raise
-        except (OSError, csv.Error) as error:
-            raise SourceError(f"{self.path}: labels cannot be read ({error})", path=self.path) from error
+        except (OSError, csv.Error, UnicodeError) as error:
+            raise SourceError(
+                f"{self.path}: labels cannot be read ({error})", path=self.path
+            ) from error
+
+
+def _hashes(names: Iterable[bytes]) -> npt.NDArray[np.uint64]:
+    return np.fromiter(map(xxhash.xxh3_64_intdigest, names), np.uint64)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Any
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
 
-import numpy as np
-
+from sharedds.errors import SourceError
 from sharedds.folder import FolderIndex
 from sharedds.handles import storage_errors
-from sharedds.ingest.images import FORMATS, MODES
-from sharedds.store import Store
-from sharedds.store.duplicates import DuplicateGroup
+from sharedds.store.duplicates import DuplicateGroup, Duplicates
 
-__all__ = ["PackReport", "content_counts", "printable"]
+__all__ = ["FailureLog", "PackReport", "printable", "write_report"]
+
+LISTED = 1_000
+"""So many bad files, and groups of equal files, are kept in memory; the JSONL report has all."""
 
 
 def printable(path: str) -> str:
@@ -25,45 +26,43 @@ def printable(path: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def content_counts(store: Store) -> dict[str, dict[str, int]]:
-    """Count the formats, modes, bits, orientations and multi-frame files of a packed image folder."""
-    counts: dict[str, dict[str, int]] = {}
-    for name, names in (("format", FORMATS), ("mode", MODES), ("orientation", None), ("bits", None)):
-        values, each = np.unique(np.asarray(store.column(name)), return_counts=True)
-        counts[name] = {
-            (names[v] if names is not None and v < len(names) else str(v)): n
-            for v, n in zip(values.tolist(), each.tolist(), strict=True)
-        }
-    counts["frames"] = {"several": int(np.count_nonzero(np.asarray(store.column("frames")) > 1))}
-    return counts
-
-
 @dataclass(slots=True, kw_only=True)
 class PackReport:
     """The outcome of a pack.
 
+    ``samples + failed_count + left_out_count == files``: nothing gets lost without a word.
+
     Attributes:
         path: The store; with ``dry_run`` the one that would be made.
-        samples: Images in it.
-        failed: (path, reason) of every file that should be an image and is not in it.
-        left_out: Files that were not candidates: kind, reason, example and count.
-        files: Files seen; equals samples + failed + what was left out.
-        source_bytes: Bytes read from the source.
+        report: The JSONL report: everything, one line each; empty with ``dry_run``.
+        samples: Images in the store.
+        failed: (path, reason) of files that should be images and are not in the store; the first
+            1,000 of them.
+        failed_count: How many there are.
+        left_out: Files and folders that were not candidates: kind, reason, example, count, and
+            whether they are folders.
+        files: Files seen, whatever they are.
+        source_bytes: Bytes of the files read in this run.
         bytes: Bytes of the store; with ``dry_run`` the estimate.
         estimated_bytes: What was estimated before the start.
         seconds: Time of this run.
         resumed: Samples that an earlier, interrupted run had done.
-        digest: Content digest of the store.
+        digest: Content digest of the store; empty when there is none.
         classes: Number of classes, None without.
-        content: Counts by format, mode, bits, orientation; see :func:`content_counts`.
-        duplicates: Groups of files with equal bytes.
+        content: Counts by format, mode, bits, orientation, and of files with several frames; of
+            what was encoded anew also by ``source_format`` and so on.
+        duplicates: Groups of equal pictures, those with different labels first; the first 1,000
+            groups, 10 members of each.
+        duplicate_count: How many groups there are.
         warnings: Things a person should know, one sentence each.
         dry_run: Nothing was written.
     """
 
     path: str
+    report: str = ""
     samples: int = 0
     failed: list[tuple[str, str]] = field(default_factory=list)
+    failed_count: int = 0
     left_out: list[dict[str, Any]] = field(default_factory=list)
     files: int = 0
     source_bytes: int = 0
@@ -75,56 +74,131 @@ class PackReport:
     classes: int | None = None
     content: dict[str, dict[str, int]] = field(default_factory=dict)
     duplicates: list[DuplicateGroup] = field(default_factory=list)
+    duplicate_count: int = 0
     warnings: list[str] = field(default_factory=list)
     dry_run: bool = False
 
+    @property
+    def left_out_count(self) -> int:
+        """Files (not folders) that were left out."""
+        return sum(item["count"] for item in self.left_out if not item["is_folder"])
+
+    def left_out_by_reason(self) -> list[dict[str, Any]]:
+        """Return what was left out, one entry for each reason, the most frequent first."""
+        merged: dict[tuple[str, str, bool], dict[str, Any]] = {}
+        for item in self.left_out:
+            key = (item["kind"], item["reason"], item["is_folder"])
+            entry = merged.setdefault(key, {**item, "count": 0})
+            entry["count"] += item["count"]
+        return sorted(merged.values(), key=lambda item: -item["count"])
+
+    def leave_out(self, kind: str, reason: str, example: str) -> None:
+        """Count one more file that was left out for this reason."""
+        for item in reversed(self.left_out):
+            if item["kind"] == kind and item["reason"] == reason:
+                item["count"] += 1
+                return
+        self.left_out.append(_left_out(kind, reason, example))
+
     def to_json(self) -> dict[str, Any]:
-        """Return plain values; paths with undecodable bytes keep them as surrogate escapes."""
-        values = asdict(self)
+        """Return plain values; undecodable bytes of paths stay as surrogate escapes."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
         values["failed"] = [{"path": path, "reason": reason} for path, reason in self.failed]
         values["duplicates"] = [group.to_json() for group in self.duplicates]
+        values["left_out_count"] = self.left_out_count
         return values
 
-    def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield the lines of the JSONL report: a summary, then one for each file or group."""
-        summary = self.to_json()
-        for name in ("failed", "left_out", "duplicates"):
-            summary[name] = len(summary[name])
-        yield {"event": "summary", **summary}
-        for path, reason in self.failed:
-            yield {"event": "failed", "path": path, "reason": reason}
-        for item in self.left_out:
-            yield {"event": "left_out", **item}
-        for group in self.duplicates:
+
+class FailureLog:
+    """Bad files as they are met: the first ones in memory, all of them in a temporary file.
+
+    A context manager; the temporary file goes at the end.
+    """
+
+    def __init__(self) -> None:
+        self.first: list[tuple[str, str]] = []
+        self.count = 0
+        self._lines = tempfile.SpooledTemporaryFile(1 << 20, "w+", encoding="ascii")  # noqa: SIM115
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lines.close()
+
+    def add(self, path: str, reason: str, *, count: int = 1) -> None:
+        """Note a file; with a count it stands for more like it."""
+        self.count += count
+        line: dict[str, Any] = {"event": "failed", "path": path, "reason": reason}
+        if count > 1:
+            line["count"] = count
+            reason = f"{reason} (and {count - 1:,} more)"
+        if len(self.first) < LISTED:
+            self.first.append((path, reason))
+        with storage_errors("the temporary folder"):
+            self._lines.write(json.dumps(line) + "\n")
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of the JSONL report."""
+        self._lines.seek(0)
+        yield from self._lines
+        self._lines.seek(0, os.SEEK_END)
+
+    def take_over(self, index: FolderIndex, outcome: PackReport) -> None:
+        """Note what a scan found: bad files here, everything else among what was left out."""
+        for item in index.left_out:
+            if item.kind == "bad" and not item.is_folder:
+                self.add(item.example, item.reason, count=item.count)
+            else:
+                outcome.left_out.append(
+                    _left_out(item.kind, item.reason, item.example, item.count, item.is_folder)
+                )
+
+
+def _left_out(
+    kind: str, reason: str, example: str, count: int = 1, is_folder: bool = False
+) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "reason": reason,
+        "example": example,
+        "count": count,
+        "is_folder": is_folder,
+    }
+
+
+def write_report(
+    outcome: PackReport, failures: FailureLog, duplicates: Sequence[Duplicates] = ()
+) -> None:
+    """Write the JSONL report, whole or not at all: a summary, then a line for each file or group.
+
+    Raises:
+        SourceError: It cannot be written there.
+        StorageFullError: No room.
+    """
+    temporary = f"{outcome.report}.tmp"
+    try:
+        with storage_errors(outcome.report), open(temporary, "w", encoding="ascii") as file:
+            for line in _lines(outcome, duplicates):
+                file.write(json.dumps(line) + "\n")
+            file.writelines(failures.lines())
+        os.replace(temporary, outcome.report)
+    except OSError as error:
+        if isinstance(error, SourceError) or error.errno is None:
+            raise
+        raise SourceError(
+            f"{printable(outcome.report)}: the report cannot be written ({error.strerror})",
+            path=outcome.report,
+        ) from error
+
+
+def _lines(outcome: PackReport, duplicates: Sequence[Duplicates]) -> Iterator[dict[str, Any]]:
+    summary = outcome.to_json()
+    for name in ("failed", "duplicates", "left_out"):
+        del summary[name]
+    yield {"event": "summary", **summary}
+    for item in outcome.left_out:
+        yield {"event": "left_out", **item}
+    for found in duplicates:
+        for group in found.groups():
             yield {"event": "duplicate", **group.to_json()}
-
-    def write(self, path: str) -> None:
-        """Write the JSONL report, whole or not at all."""
-        temporary = f"{path}.tmp"
-        with storage_errors(path):
-            with open(temporary, "w", encoding="ascii") as file:
-                file.writelines(json.dumps(line) + "\n" for line in self.lines())
-            os.replace(temporary, path)
-
-
-def left_out_of(index: FolderIndex) -> list[dict[str, Any]]:
-    """Return what a scan left out as plain values, without the files that are bad."""
-    return [
-        {
-            "kind": item.kind,
-            "reason": item.reason,
-            "example": item.example,
-            "count": item.count,
-            "is_folder": item.is_folder,
-        }
-        for item in index.left_out
-        if item.kind != "bad" or item.is_folder
-    ]
-
-
-def bad_of(index: FolderIndex) -> Iterable[tuple[str, str]]:
-    """Yield (path, reason) of the files a scan found bad without opening them."""
-    for item in index.left_out:
-        if item.kind == "bad" and not item.is_folder:
-            more = f" (and {item.count - 1} more like it)" if item.count > 1 else ""
-            yield item.example, item.reason + more

@@ -33,6 +33,8 @@ _PLUMBING = (
     *(int, float, str, bytes, type(None)),
     *(multiprocessing.queues.Queue, multiprocessing.synchronize.Event),
 )
+#: How a user knows the arguments of torch's worker function.
+_PUBLIC_NAMES = {"dataset_holder": "dataset", "init_fn": "worker_init_fn"}
 _MOST_STEPS = 500
 _kept_main_modules: list[types.ModuleType | None] = []
 
@@ -139,7 +141,10 @@ class SealedCall:
 
     def _refusal(self, objects: dict[str, Any], error: Exception) -> str:
         for name, obj in objects.items():
-            found = explain("worker_init_fn" if name == "init_fn" else name, obj, by_value=True)
+            # Newer versions of torch pass the dataset as the only item of a list.
+            holds = name == "dataset_holder" and isinstance(obj, list) and len(obj) == 1
+            part = obj[0] if holds else obj
+            found = explain(_PUBLIC_NAMES.get(name, name), part, by_value=True)
             if found is not None:
                 path, reason = found
                 break
@@ -171,8 +176,10 @@ class ReceivedCall:
             if "init_fn" not in names:
                 raise
             # torch sends what init_fn raises to the trainer, in place of the first batch.
-            arguments = dict.fromkeys(names) | arguments
+            arguments = dict.fromkeys(names) | {"dataset_holder": [None]} | arguments
+            arguments = {name: arguments[name] for name in names}
             arguments["init_fn"] = functools.partial(_report, error)
+        self._plumbing, self._sealed = {}, b""  # this object lives as long as the worker
         return functools.partial(self._target, **arguments)
 
 

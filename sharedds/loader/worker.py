@@ -13,7 +13,6 @@ of the standard library with four differences:
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.queues
@@ -35,19 +34,8 @@ from sharedds.loader.transport import ReceivedCall, SealedCall, explain
 
 __all__ = ["available_start_methods", "start_context"]
 
-#: Imported by the fork server when they are installed, so that its children share their pages.
-#: None of them starts threads, touches CUDA or opens a file when it is imported.
-_PRELOAD = (
-    "torch",
-    "torch.utils.data",
-    "numpy",
-    "lmdb",
-    "PIL.Image",
-    "simplejpeg",
-    "numcodecs",
-    "sharedds.datasets",
-    "sharedds.loader.worker",
-)
+#: What the fork server imports first; it ignores what it cannot import.
+_PRELOAD = ("torch", "numpy", "sharedds.loader.preload")
 
 #: Read by these libraries when they are first loaded; a value set by the user stays.
 _THREAD_VARIABLES = (
@@ -104,13 +92,6 @@ def _main_module_left_out() -> Iterator[None]:
             yield
         finally:
             multiprocessing.spawn.get_preparation_data = original
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):  # its package is missing, or was put together by hand
-        return False
 
 
 # --- in the worker -------------------------------------------------------------------------------
@@ -253,8 +234,7 @@ if sys.platform != "win32":
         if getattr(server, "_forkserver_pid", None) is not None:
             return
         asked = [name for name in getattr(server, "_preload_modules", ()) if name != "__main__"]
-        known = [name for name in _PRELOAD if name not in asked and _is_installed(name)]
-        forkserver.set_forkserver_preload(asked + known)
+        forkserver.set_forkserver_preload([*dict.fromkeys([*asked, *_PRELOAD])])
 
     class _ForkWorker(_Worker, ForkProcess):
         @staticmethod

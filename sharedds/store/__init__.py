@@ -3,8 +3,8 @@
 from sharedds.store.arrays import ChunkedArray
 from sharedds.store.columns import Column, RaggedColumn, TextColumn
 from sharedds.store.info import StoreInfo, info
-from sharedds.store.layout import Field
 from sharedds.store.reader import Store
+from sharedds.store.schema import Field
 from sharedds.store.verify import VerifyReport, verify
 from sharedds.store.writer import ArrayValue, StoreWriter
 

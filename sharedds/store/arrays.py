@@ -1,30 +1,66 @@
 """Arrays cut into blocks: how they are cut, and how a region of one is read.
 
-The blocks of an array are numbered in C order of the grid. Blocks at the far edges are as small as what
-is left there; nothing is padded.
+The blocks of an array are numbered in C order of the grid. Blocks at the far edges are as small as
+what is left there; nothing is padded.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from sharedds.codecs import decode_block
-from sharedds.errors import CorruptDataError, DecodeError, SchemaError, StoreFormatError
+from sharedds.errors import (
+    CorruptDataError,
+    DecodeError,
+    SampleIndexError,
+    SchemaError,
+    SharedDSError,
+    StoreFormatError,
+)
+from sharedds.store.layout import DTYPE, MAX_DIMENSIONS
 
-__all__ = ["ArrayMeta", "ChunkedArray", "LevelMeta", "block_slices", "default_chunk", "parse_meta"]
+__all__ = [
+    "MAX_BLOCK",
+    "ArrayMeta",
+    "ChunkedArray",
+    "LevelMeta",
+    "Owner",
+    "block_slices",
+    "default_chunk",
+    "parse_meta",
+]
 
+MAX_BLOCK = 0x7E00_0000  # bytes of a block before coding: what LZ4 takes
 _TARGET = 128 << 10  # bytes of a block: small enough for patches, large enough for codecs
 _WHOLE = 256 << 10  # an array up to this size is one block
-MAX_DIMENSIONS = 8
 
 Region = tuple[slice, ...]
+E = TypeVar("E", bound=SharedDSError)
+
+
+class Owner(NamedTuple):
+    """Whose array it is, for errors."""
+
+    path: str
+    sample: int
+    field: str
+
+    def error(self, kind: type[E], text: str) -> E:
+        """Return an error about this array."""
+        return kind(
+            f"{self.path}: sample {self.sample}, field {self.field!r}: {text}",
+            path=self.path,
+            sample=self.sample,
+            field=self.field,
+        )
 
 
 class LevelMeta(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,31 +89,34 @@ class ArrayMeta(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     attrs: dict[str, Any] = {}
 
 
-def parse_meta(data: bytes, what: str) -> ArrayMeta:
+def parse_meta(data: bytes, owner: Owner) -> ArrayMeta:
     """Parse and check the JSON record of an array.
 
     Raises:
-        StoreFormatError: It is damaged; the text begins with ``what``.
+        StoreFormatError: It is damaged.
     """
     try:
         meta = msgspec.json.decode(data, type=ArrayMeta)
-        dtype = np.dtype(meta.dtype)
-    except (msgspec.DecodeError, TypeError, ValueError) as error:
-        raise StoreFormatError(f"{what}: its description is damaged ({error})") from error
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise owner.error(StoreFormatError, f"its description is damaged ({error})") from error
+    if not meta.levels or len(meta.levels) > 255 or not DTYPE.match(meta.dtype):
+        raise owner.error(StoreFormatError, f"its description is damaged (dtype {meta.dtype!r})")
+    itemsize = np.dtype(meta.dtype).itemsize
     for level in meta.levels:
         shape, chunk = level.shape, level.chunk
         sizes_fit = len(shape) == len(chunk) <= MAX_DIMENSIONS and min(shape, default=0) >= 0
-        if not sizes_fit or min(chunk, default=1) < 1 or math.prod(shape) >= 1 << 60:
-            raise StoreFormatError(f"{what}: its description is damaged ({shape} in {chunk})")
-    if not meta.levels or dtype.kind not in "biuf":
-        raise StoreFormatError(f"{what}: its description is damaged ({meta.dtype})")
+        if not sizes_fit or min(chunk, default=1) < 1 or math.prod(shape) >= 1 << 56:
+            raise owner.error(StoreFormatError, f"its description is damaged ({shape} in {chunk})")
+        if math.prod(min(c, n) for c, n in zip(chunk, shape, strict=True)) * itemsize > MAX_BLOCK:
+            raise owner.error(StoreFormatError, f"blocks of {chunk} are over {MAX_BLOCK:,} bytes")
     return meta
 
 
 def default_chunk(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     """Return the block shape for an array: whole up to 256 KiB, else about cubic near 128 KiB.
 
-    The longest edge of the block is halved until the block is small enough; edges stay powers of two.
+    The longest edge of the block is halved until the block is small enough; edges stay powers of
+    two.
     """
     if math.prod(shape) * itemsize <= _WHOLE:
         return tuple(max(1, n) for n in shape)
@@ -112,7 +151,7 @@ class ChunkedArray:
         meta: ArrayMeta,
         codec: str,
         read_blocks: Callable[[int, list[int]], list[memoryview]],
-        what: str,
+        owner: Owner,
         level: int = 0,
     ) -> None:
         self._meta = meta
@@ -120,7 +159,7 @@ class ChunkedArray:
         self._codec = codec
         self._read_blocks = read_blocks
         self._number = level
-        self._what = what
+        self._owner = owner
         self.shape = self._level.shape
         self.chunk = self._level.chunk
         self.dtype: np.dtype[Any] = np.dtype(meta.dtype)
@@ -136,7 +175,21 @@ class ChunkedArray:
     def affine(self) -> npt.NDArray[np.float64] | None:
         """Matrix from index (i, j, k) to millimetres in RAS+, or None when not known."""
         affine = self.attrs.get("affine")
-        return None if affine is None else np.asarray(affine, np.float64)
+        if affine is None:
+            return None
+        try:
+            matrix = np.asarray(affine, np.float64)
+        except (TypeError, ValueError):
+            matrix = np.empty(0)
+        if matrix.ndim != 2 or min(matrix.shape) < 3:
+            raise self._owner.error(StoreFormatError, f"its affine is no matrix: {affine!r}")
+        return matrix
+
+    def _factor(self, name: str, default: float) -> float:
+        value = self.attrs.get(name, default)
+        if not isinstance(value, (int, float)):
+            raise self._owner.error(StoreFormatError, f"its {name} is no number: {value!r}")
+        return float(value)
 
     @property
     def spacing(self) -> tuple[float, ...] | None:
@@ -147,10 +200,16 @@ class ChunkedArray:
         return tuple(float(n) for n in np.linalg.norm(affine[:3, :3], axis=0))
 
     def level(self, number: int) -> ChunkedArray:
-        """Return another resolution of the same array; 0 is the finest."""
+        """Return another resolution of the same array; 0 is the finest.
+
+        Raises:
+            SchemaError: No such level.
+        """
         if not 0 <= number < len(self._meta.levels):
-            raise SchemaError(f"{self._what}: no level {number}, it has {len(self._meta.levels)}")
-        return ChunkedArray(self._meta, self._codec, self._read_blocks, self._what, number)
+            raise self._owner.error(
+                SchemaError, f"no level {number}, it has {len(self._meta.levels)}"
+            )
+        return ChunkedArray(self._meta, self._codec, self._read_blocks, self._owner, number)
 
     def __getitem__(self, region: Any) -> npt.NDArray[Any]:
         slices, squeeze = self._normalise(region)
@@ -168,8 +227,7 @@ class ChunkedArray:
         values = self[() if region is None else region]
         if not scaled:
             return values
-        slope = float(self.attrs.get("slope", 1.0))
-        intercept = float(self.attrs.get("intercept", 0.0))
+        slope, intercept = self._factor("slope", 1.0), self._factor("intercept", 0.0)
         scaled_values = values.astype(np.float32)
         if slope != 1.0:
             scaled_values *= np.float32(slope)
@@ -187,35 +245,51 @@ class ChunkedArray:
         return f"ChunkedArray(shape={self.shape}, dtype={self.dtype}, chunk={self.chunk})"
 
     def _normalise(self, region: Any) -> tuple[Region, tuple[Any, ...]]:
+        """Return a slice for each axis, and what takes the axes of integers away again."""
         parts = list(region) if isinstance(region, tuple) else [region]
-        if Ellipsis in [p for p in parts if p is Ellipsis]:
-            at = next(i for i, p in enumerate(parts) if p is Ellipsis)
-            parts[at : at + 1] = [slice(None)] * (self.ndim - len(parts) + 1)
-        parts += [slice(None)] * (self.ndim - len(parts))
-        if len(parts) > self.ndim:
-            raise SchemaError(f"{self._what}: {len(parts)} indices for {self.ndim} dimensions")
+        dots = [at for at, part in enumerate(parts) if part is Ellipsis]
+        missing = self.ndim - len(parts) + len(dots[:1])
+        if len(dots) > 1 or missing < 0:
+            raise self._owner.error(SchemaError, f"{len(parts)} indices for {self.ndim} dimensions")
+        at = dots[0] if dots else len(parts)
+        parts[at : at + len(dots)] = [slice(None)] * missing
         slices: list[slice] = []
         squeeze: list[Any] = []
         for axis, (part, size) in enumerate(zip(parts, self.shape, strict=True)):
             if isinstance(part, slice):
-                start, stop, step = part.indices(size)
+                try:
+                    start, stop, step = part.indices(size)
+                except (TypeError, ValueError) as error:
+                    raise self._owner.error(
+                        SchemaError, f"{part} on axis {axis}: {error}"
+                    ) from None
                 if step < 1:
-                    raise SchemaError(f"{self._what}: step {step} on axis {axis}; steps must be positive")
+                    raise self._owner.error(
+                        SchemaError, f"step {step} on axis {axis}; steps must be positive"
+                    )
                 slices.append(slice(start, max(start, stop), step))
                 squeeze.append(slice(None))
-                continue
-            try:
-                index = part.__index__()
-            except AttributeError:
-                raise SchemaError(
-                    f"{self._what}: index {part!r} on axis {axis}; a region is made of slices and integers"
-                ) from None
-            if not -size <= index < size:
-                raise IndexError(f"{self._what}: index {index} on axis {axis} of size {size}")
-            index %= size
-            slices.append(slice(index, index + 1, 1))
-            squeeze.append(0)
+            else:
+                index = self._index(part, axis, size)
+                slices.append(slice(index, index + 1, 1))
+                squeeze.append(0)
         return tuple(slices), tuple(squeeze)
+
+    def _index(self, part: Any, axis: int, size: int) -> int:
+        try:
+            if isinstance(part, (bool, np.bool_)):
+                raise TypeError
+            index = operator.index(part)
+        except TypeError:
+            raise self._owner.error(
+                SchemaError,
+                f"index {part!r} on axis {axis}; a region is made of slices and integers",
+            ) from None
+        if not -size <= index < size:
+            raise self._owner.error(
+                SampleIndexError, f"index {index} on axis {axis} of size {size}"
+            )
+        return index % size
 
     def _read(self, region: Region) -> npt.NDArray[Any]:
         shape = tuple(s.stop - s.start for s in region)
@@ -257,6 +331,5 @@ class ChunkedArray:
                 data, self._codec, dtype=self.dtype, shape=size, shuffle=self._meta.shuffle
             )
         except DecodeError as error:
-            raise CorruptDataError(
-                f"{self._what}, level {self._number}, block {number}: {error}"
-            ) from error
+            text = f"level {self._number}, block {number}: {error}"
+            raise self._owner.error(CorruptDataError, text) from error

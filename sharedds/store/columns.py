@@ -1,30 +1,39 @@
-"""Columns: one mapped array for each scalar or fixed-shape field; nothing per sample exists in Python.
+"""Columns: one mapped array for each scalar or fixed-shape field; nothing per sample is an object.
 
-A column is cut along its first axis into segments (see ``layout.rows_per_segment``); one that fits
-into a single segment is a plain view of the file. A segment is checked against its checksum when it is
-first touched.
+A column is cut along its first axis into segments (see ``layout.rows_per_segment``); what lies in
+one of them is read as a plain view of the file. A segment is compared with its checksum when it is
+first touched; a row of a wide column whenever it is read.
 """
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from sharedds.errors import CorruptDataError, SampleIndexError, StoreFormatError
+from sharedds.errors import CorruptDataError, SampleIndexError, SchemaError, StoreFormatError
 from sharedds.store.layout import ColumnSpec
 
 __all__ = ["Column", "RaggedColumn", "TextColumn"]
 
+_DAMAGED = "the file was damaged after packing; restore it from a copy or pack it again"
+
 
 class Column:
-    """A column of a store: behaves like a read-only array of shape (rows, \\*row_shape).
+    """A column of a store: behaves like a read-only array of shape (rows, ``*row_shape``).
 
-    ``column[3]`` is a row, ``column[[5, 2, 9]]`` or ``column[10:20]`` an array of rows,
-    ``np.asarray(column)`` the whole: without copying where it lies in one segment.
+    ``column[3]`` is a row, ``column[[5, 2, 9]]``, ``column[mask]`` or ``column[10:20]`` an array of
+    rows, ``np.asarray(column)`` the whole: without copying where it lies in one segment.
+
+    Raises:
+        SampleIndexError: No such row.
+        SchemaError: An index that does not name rows.
+        CorruptDataError: The data read fail their checksum.
     """
 
     def __init__(
@@ -42,10 +51,8 @@ class Column:
         self._spec = spec
         self._locate = locate
         self._view = view
-        self._segments: list[npt.NDArray[Any] | None] = [None] * min(spec.segments, 1 << 20)
+        self._segments: dict[int, npt.NDArray[Any]] = {}
         self._row_checksums = row_checksums
-        if spec.segments > len(self._segments):
-            raise StoreFormatError(f"{path}: column {spec.name!r} has {spec.segments} segments")
 
     def __len__(self) -> int:
         return self._spec.rows
@@ -71,7 +78,7 @@ class Column:
 
     def segment(self, index: int) -> npt.NDArray[Any]:
         """Return a segment as an array, checked against its checksum the first time."""
-        segment = self._segments[index]
+        segment = self._segments.get(index)
         if segment is None:
             data = self.segment_bytes(index)
             self.check_segment(index, data)
@@ -91,85 +98,103 @@ class Column:
         """
         checksums = self._spec.checksums
         if checksums and xxhash.xxh3_64_hexdigest(data) != checksums[index]:
+            first = index * self._spec.segment_rows
+            last = min(first + self._spec.segment_rows, self._spec.rows) - 1
             raise CorruptDataError(
-                f"{self.path}: column {self.name!r}, segment {index} fails its checksum: the file was "
-                "damaged after packing; restore it from a copy or pack it again",
+                f"{self.path}: column {self.name!r}, rows {first} to {last} fail their checksum: "
+                f"{_DAMAGED}",
                 path=self.path,
                 field=self.name,
             )
 
-    def check_row(self, index: int) -> None:
-        """Compare a row of a wide column with its checksum; other columns are checked by segment.
-
-        Raises:
-            CorruptDataError: They differ.
-        """
+    def _check_rows(self, first: int, rows: npt.NDArray[Any]) -> None:
+        """Compare rows of a wide column, numbered from ``first``, with their checksums."""
         if self._row_checksums is None:
             return
-        row = np.ascontiguousarray(self._row(index))
-        if xxhash.xxh3_64_intdigest(row.data.cast("B")) != int(self._row_checksums[index]):
-            raise CorruptDataError(
-                f"{self.path}: sample {index}, field {self.name!r} fails its checksum: the file was "
-                "damaged after packing; restore it from a copy or pack it again",
-                path=self.path,
-                sample=index,
-                field=self.name,
-            )
-
-    def _row(self, index: int) -> npt.NDArray[Any]:
-        segment, row = divmod(index, self._spec.segment_rows)
-        return self.segment(segment)[row]  # type: ignore[no-any-return]
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, (int, np.integer)):
-            position = int(index) + self._spec.rows if index < 0 else int(index)
-            if not 0 <= position < self._spec.rows:
-                raise SampleIndexError(
-                    f"{self.path}: column {self.name!r} has {self._spec.rows} rows, no row {index}",
+        wanted = self._row_checksums[first : first + len(rows)]
+        for number, (row, checksum) in enumerate(zip(rows, wanted.tolist(), strict=True), first):
+            if xxhash.xxh3_64_intdigest(row) != checksum:
+                raise CorruptDataError(
+                    f"{self.path}: sample {number}, field {self.name!r} fails its checksum: "
+                    f"{_DAMAGED}",
                     path=self.path,
-                    sample=int(index),
+                    sample=number,
                     field=self.name,
                 )
-            return self._row(position)
-        if self._spec.segments == 1:
-            return self.segment(0)[index]
-        if isinstance(index, slice):
-            return self._slice(index)
-        rows = np.arange(self._spec.rows)[index] if np.asarray(index).dtype == bool else np.asarray(index)
-        return self._gather(np.where(rows < 0, rows + self._spec.rows, rows))
 
-    def _slice(self, index: slice) -> npt.NDArray[Any]:
-        start, stop, step = index.indices(self._spec.rows)
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self._slice(*index.indices(self._spec.rows))
+        try:
+            number = operator.index(index)
+        except TypeError:
+            return self._gather(self._rows_of(index))
+        position = number + self._spec.rows if number < 0 else number
+        if not 0 <= position < self._spec.rows:
+            raise self._no_row(number)
+        segment, row = divmod(position, self._spec.segment_rows)
+        rows = self.segment(segment)[row : row + 1]
+        self._check_rows(position, rows)
+        return rows[0]
+
+    def _no_row(self, number: int) -> SampleIndexError:
+        return SampleIndexError(
+            f"{self.path}: column {self.name!r} has {self._spec.rows} rows, no row {number}",
+            path=self.path,
+            sample=number,
+            field=self.name,
+        )
+
+    def _rows_of(self, index: Any) -> npt.NDArray[np.int64]:
+        """Turn a list, array or mask into row numbers of the same shape."""
+        rows = np.asarray(index)
+        if rows.dtype == bool and rows.shape == self.shape[:1]:
+            return np.flatnonzero(rows)
+        if isinstance(index, tuple) or (rows.dtype.kind not in "iu" and rows.size):
+            raise SchemaError(
+                f"column {self.name!r} takes one index: a number, a slice, a list or array of "
+                f"numbers, or a mask of {len(self)}; index the rows it returns further",
+                path=self.path,
+                field=self.name,
+            )
+        wrong = rows[(rows < -len(self)) | (rows >= len(self))] if rows.size else rows
+        if wrong.size:
+            raise self._no_row(int(wrong.flat[0]))
+        numbers = rows.astype(np.int64)
+        return np.where(numbers < 0, numbers + len(self), numbers)
+
+    def _slice(self, start: int, stop: int, step: int) -> npt.NDArray[Any]:
         if step != 1 or stop <= start:
             return self._gather(np.arange(start, stop, step))
         size = self._spec.segment_rows
-        first, last = start // size, (stop - 1) // size
-        parts = [
-            self.segment(s)[max(0, start - s * size) : stop - s * size] for s in range(first, last + 1)
-        ]
+        parts = []
+        for number in range(start // size, (stop - 1) // size + 1):
+            first = max(start, number * size)
+            part = self.segment(number)[first - number * size : stop - number * size]
+            self._check_rows(first, part)
+            parts.append(part)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _gather(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        if rows.size and not (0 <= rows.min() and rows.max() < self._spec.rows):
-            raise SampleIndexError(
-                f"{self.path}: column {self.name!r} has {self._spec.rows} rows, no row {rows.max()}",
-                path=self.path,
-                field=self.name,
-            )
+        if self._spec.segments == 1 and self._row_checksums is None:
+            whole: npt.NDArray[Any] = self.segment(0)[rows]
+            return whole
         flat = rows.reshape(-1)
         out = np.empty((flat.size, *self._spec.shape), self.dtype)
         segments = flat // self._spec.segment_rows
-        for segment in np.unique(segments):
+        for segment in np.unique(segments).tolist():
             where = np.flatnonzero(segments == segment)
-            out[where] = self.segment(int(segment))[flat[where] % self._spec.segment_rows]
+            out[where] = self.segment(segment)[flat[where] % self._spec.segment_rows]
+        if self._row_checksums is not None:
+            for at, number in enumerate(flat.tolist()):
+                self._check_rows(number, out[at : at + 1])
         return out.reshape(*rows.shape, *self._spec.shape)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        whole = self[:] if self._spec.rows else np.empty(self.shape, self.dtype)
-        return np.array(whole, dtype=dtype, copy=copy)
+        return np.array(self[:], dtype=dtype, copy=copy)
 
     def __iter__(self) -> Iterator[Any]:
-        return (self._row(i) for i in range(self._spec.rows))
+        return (self[i] for i in range(len(self)))
 
     def __repr__(self) -> str:
         return f"Column({self.name!r}, shape={self.shape}, dtype={self.dtype})"
@@ -194,42 +219,41 @@ class RaggedColumn:
     def __len__(self) -> int:
         return len(self._ends) - 1
 
-    def span(self, index: int) -> tuple[int, int]:
-        """Return where a row begins and ends, checked."""
-        if not 0 <= index < len(self):
-            raise SampleIndexError(
-                f"{self._values.path}: column {self.name!r} has {len(self)} rows, no row {index}",
-                path=self._values.path,
-                sample=index,
-                field=self.name,
-            )
-        start, stop = int(self._ends[index]), int(self._ends[index + 1])
-        if not 0 <= start <= stop <= len(self._values):
-            raise StoreFormatError(
-                f"{self._values.path}: column {self.name!r}, row {index} spans {start} to {stop} of "
-                f"{len(self._values)}",
-                path=self._values.path,
-                field=self.name,
-            )
-        return start, stop
+    def _damaged(self, what: str) -> StoreFormatError:
+        path = self._values.path
+        return StoreFormatError(f"{path}: column {self.name!r}, {what}", path=path, field=self.name)
 
-    def __getitem__(self, index: int) -> npt.NDArray[Any]:
-        start, stop = self.span(index + len(self) if index < 0 else index)
+    def __getitem__(self, index: SupportsIndex) -> npt.NDArray[Any]:
+        try:
+            number = operator.index(index)
+        except TypeError:
+            name = type(index).__name__
+            raise SchemaError(f"an index must be a whole number, not {name}") from None
+        position = number + len(self) if number < 0 else number
+        if not 0 <= position < len(self):
+            raise SampleIndexError(
+                f"{self._values.path}: column {self.name!r} has {len(self)} rows, no row {number}",
+                path=self._values.path,
+                sample=number,
+                field=self.name,
+            )
+        start, stop = int(self._ends[position]), int(self._ends[position + 1])
+        if not 0 <= start <= stop <= len(self._values):
+            raise self._damaged(f"row {position} spans {start} to {stop} of {len(self._values)}")
         row: npt.NDArray[Any] = self._values[start:stop]
         if self._shapes is None:
             return row
-        shape = tuple(int(n) for n in self._shapes[index])
-        if min(shape, default=1) < 0 or int(np.prod(shape, dtype=object)) != row.size:
-            raise StoreFormatError(
-                f"{self._values.path}: column {self.name!r}, row {index}: shape {shape} does not fit "
-                f"{row.size} values",
-                path=self._values.path,
-                field=self.name,
-            )
+        shape = tuple(self._shapes[position].tolist())
+        possible = min(shape, default=0) >= 0 and math.prod(max(n, 1) for n in shape) < 1 << 48
+        if not possible or math.prod(shape) != row.size:
+            raise self._damaged(f"row {position}: shape {shape} does not fit {row.size} values")
         return row.reshape(shape)
 
     def __iter__(self) -> Iterator[npt.NDArray[Any]]:
         return (self[i] for i in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"RaggedColumn({self.name!r}, {len(self)} rows of {self.dtype})"
 
 
 class TextColumn:
@@ -245,11 +269,11 @@ class TextColumn:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def bytes(self, index: int) -> bytes:
+    def bytes(self, index: SupportsIndex) -> bytes:
         """Return the bytes of a string."""
         return self._rows[index].tobytes()
 
-    def __getitem__(self, index: int) -> str:
+    def __getitem__(self, index: SupportsIndex) -> str:
         return self.bytes(index).decode("utf-8", "surrogateescape")
 
     def __iter__(self) -> Iterator[str]:

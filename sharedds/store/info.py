@@ -84,16 +84,20 @@ def _fields(store: Store) -> list[FieldInfo]:
     chunked = [f.name for f in store.header.chunked]
     sizes = dict.fromkeys(chunked, 0)
     values = dict.fromkeys(chunked, 0)
-    if chunked and len(store):
-        lengths = np.concatenate([s[:, 1] for s in _segments(store, "@entries")] or [np.empty(0, np.uint64)])
-        if store.header.one_entry_each:
-            bounds = np.arange(len(store) * len(chunked) + 1)
-        else:
-            bounds = np.asarray(store.column("@first")).astype(np.int64)
-        sums = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        per = (sums[bounds[1:]] - sums[bounds[:-1]]).reshape(len(store), len(chunked))
+    if chunked and store.header.one_entry_each:
+        values = dict.fromkeys(chunked, len(store))
+        done = 0
+        for rows in _segments(store, "@entries") if len(store) else ():
+            for at, name in enumerate(chunked):
+                sizes[name] += int(rows[(at - done) % len(chunked) :: len(chunked), 1].sum())
+            done += len(rows)
+    elif chunked and len(store):
+        lengths = np.concatenate([rows[:, 1] for rows in _segments(store, "@entries")])
+        bounds = np.asarray(store.column("@first")).astype(np.int64)
+        ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        each = (ends[bounds[1:]] - ends[bounds[:-1]]).reshape(len(store), len(chunked))
         filled = (np.diff(bounds) > 0).reshape(len(store), len(chunked))
-        sizes = dict(zip(chunked, per.sum(axis=0).tolist(), strict=True))
+        sizes = dict(zip(chunked, each.sum(axis=0).tolist(), strict=True))
         values = dict(zip(chunked, filled.sum(axis=0).tolist(), strict=True))
     found = []
     for field in store.header.fields:
@@ -116,22 +120,35 @@ def _segments(store: Store, name: str) -> list[Any]:
 
 
 def _classes(store: Store) -> dict[str, int] | None:
-    if store.classes is None or "label" not in store.fields:
+    labels = next((f for f in store.header.fields if f.name == "label"), None)
+    if store.classes is None or labels is None or labels.kind != "column" or labels.shape:
+        return None
+    if np.dtype(labels.dtype).kind not in "iu":
         return None
     names = list(store.classes)
-    labels = np.asarray(store.column("label"))
-    counts = np.bincount(labels[(labels >= 0) & (labels < len(names))], minlength=len(names))
+    counts = np.zeros(len(names), np.int64)
+    for segment in _segments(store, "label"):
+        known = segment[(segment >= 0) & (segment < len(names))]
+        counts += np.bincount(known.astype(np.int64), minlength=len(names))
     return dict(zip(names, counts.tolist(), strict=True))
 
 
 def _content(store: Store) -> dict[str, dict[str, int]]:
+    """Count the values of the columns that hold codes or small numbers."""
+    codes = {"format": "formats", "mode": "modes", "orientation": "", "bits": ""}
     content = {}
-    for name, codes in (("format", "formats"), ("mode", "modes"), ("orientation", ""), ("bits", "")):
-        if name in store.fields and any(s.name == name for s in store.header.columns):
-            names = store.attrs.get(codes) or []
-            values, counts = np.unique(np.asarray(store.column(name)), return_counts=True)
-            content[name] = {
-                (str(names[v]) if v < len(names) else str(v)): n
-                for v, n in zip(values.tolist(), counts.tolist(), strict=True)
-            }
+    for field in store.header.fields:
+        what = field.name.removeprefix("source_")
+        small = field.kind == "column" and not field.shape and np.dtype(field.dtype) == np.uint8
+        if what not in codes or not small:
+            continue
+        names = store.attrs.get(codes[what])
+        named = names if isinstance(names, list) else []
+        totals = np.zeros(256, np.int64)
+        for segment in _segments(store, field.name):
+            totals += np.bincount(segment, minlength=256)
+        content[field.name] = {
+            str(named[code]) if code < len(named) else str(code): int(totals[code])
+            for code in np.flatnonzero(totals).tolist()
+        }
     return content

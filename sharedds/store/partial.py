@@ -1,35 +1,49 @@
 """An unfinished store: a folder beside the output, locked by its writer, published by one rename.
 
-``OUT.partial/`` holds ``data.lmdb`` (chunks, wide columns and a progress record), ``spool`` (the rows of
-the other columns) and ``state.json`` (what is being written, so that only the same work resumes).
-Everything is committed in large batches. At any instant the folder is either at its last commit or
-does not count; the output itself appears by a rename, whole or not at all.
+``OUT.partial/`` holds ``data.lmdb`` (chunks, wide columns and a progress record), ``spool`` (the
+rows of the other columns), ``state.json`` (what is being written, so that only the same work
+resumes) and ``lock``. Everything is committed in large batches. At any instant the folder is either
+at its last commit or does not count; the output itself appears by a rename, whole or not at all.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-from collections.abc import Sequence
-from typing import IO, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import lmdb
 import msgspec
 
-from sharedds.errors import StorageFullError, StoreBusyError, StoreError, StoreExistsError
+from sharedds.errors import (
+    SharedDSError,
+    StoreBusyError,
+    StoreError,
+    StoreExistsError,
+    StoreFormatError,
+)
 from sharedds.handles import absolute_path, open_environment, storage_errors
-from sharedds.store.layout import CHUNK_KEY, CHUNKS, COLUMNS, HEADER
+from sharedds.store.layout import (
+    CHUNK_KEY,
+    CHUNKS,
+    COLUMNS,
+    HEADER,
+    HEADER_KEY,
+    PROGRESS_KEY,
+    SEAL_KEY,
+)
+from sharedds.store.lock import FolderLock, sync_folder
 from sharedds.store.spool import SpoolLog
 
-__all__ = ["Partial", "partial_path"]
+__all__ = ["Partial", "is_partial", "partial_path"]
 
 _STEP = 48 << 20  # how much the map grows at once
 _SLACK = 4 << 20  # tree pages, free pages and the rounding of values to pages
-_PROGRESS = b"progress"
+_DATA, _SPOOL, _STATE = "data.lmdb", "spool", "state.json"
 
 
-class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the last commit knew."""
 
     samples: int
@@ -37,9 +51,21 @@ class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log: int
 
 
+class _Sealed(msgspec.Struct, frozen=True):
+    """The part of a header that says how far it goes."""
+
+    samples: int
+    entries: int
+
+
 def partial_path(path: str) -> str:
     """Return the working folder that belongs to an output."""
     return f"{path}.partial"
+
+
+def is_partial(folder: str) -> bool:
+    """Whether this is the working folder of an unfinished store."""
+    return os.path.exists(os.path.join(folder, _STATE))
 
 
 class Partial:
@@ -52,115 +78,149 @@ class Partial:
         columns: Names of the columns that are spooled.
         force: Replace an existing output when published.
 
+    Attributes:
+        progress: What the last commit knew.
+        log: The spool.
+
     Raises:
         StoreExistsError: The output exists and ``force`` is not set.
         StoreBusyError: Another writer is at work on it.
         StorageFullError: No room.
     """
 
-    def __init__(self, path: str, *, state: str | None, columns: Sequence[str], force: bool) -> None:
+    progress: _Progress
+    log: SpoolLog
+
+    def __init__(
+        self, path: str, *, state: str | None, columns: Sequence[str], force: bool
+    ) -> None:
         self.path = absolute_path(path)
         self.folder = partial_path(self.path)
+        self._keep = state is not None
         self._force = force
         self._files = contextlib.ExitStack()
-        self._transaction: Any = None
+        self._transaction: lmdb.Transaction | None = None
         self._room = 0  # bytes the running transaction may still write
-        self._needed = 0  # bytes the last value asked for, told when the disk is full
-        if os.path.isdir(self.path) and not os.path.islink(self.path):
-            raise StoreExistsError(f"{self.path} is a folder; name a file to write", path=self.path)
-        if not force and os.path.lexists(self.path):
-            raise StoreExistsError(
-                f"{self.path} exists already; choose another name, or replace it with force (--force)",
-                path=self.path,
-            )
-        self._take_folder()
+        self._needed = 0  # bytes asked for last, told when the disk is full
+        self._require_free_name()
+        self._lock = self._take_folder()
         try:
-            self._choose_work(state)
+            self._require_free_name()  # a writer that held the lock may just have published
             with self._errors():
-                self._open(columns)
+                self._choose_work(state)
+                self._open_or_start_anew(columns)
         except BaseException:
-            self.close()
+            if self._keep:
+                self.close()
+            else:
+                self.discard()
             raise
 
-    def _take_folder(self) -> None:
-        try:
-            os.makedirs(self.folder, exist_ok=True)
-            self._lock = open(os.path.join(self.folder, "lock"), "a+b")  # noqa: SIM115
-        except OSError as error:
-            raise StoreError(
-                f"{self.folder}: cannot write here ({error.strerror}); choose another output",
-                path=self.folder,
-            ) from error
-        if not _lock(self._lock):
-            self._lock.close()
+    def _require_free_name(self) -> None:
+        if os.path.isdir(self.path) and not os.path.islink(self.path):
+            raise StoreExistsError(f"{self.path} is a folder; name a file to write", path=self.path)
+        if not self._force and os.path.lexists(self.path):
+            raise StoreExistsError(
+                f"{self.path} exists already; choose another name, or replace it with force "
+                "(--force)",
+                path=self.path,
+            )
+
+    def _take_folder(self) -> FolderLock:
+        with self._errors():
+            lock = FolderLock.take(self.folder)
+        if lock is None:
             raise StoreBusyError(
                 f"{self.path} is being written by another process; wait for it or end it first",
                 path=self.path,
             )
+        return lock
 
     def _choose_work(self, state: str | None) -> None:
-        wanted = state.encode("utf-8", "surrogateescape") if state is not None else None
-        record = os.path.join(self.folder, "state.json")
+        wanted = state.encode("utf-8", "surrogateescape") if state is not None else b""
+        record = os.path.join(self.folder, _STATE)
         found = None
         with contextlib.suppress(OSError), open(record, "rb") as file:
             found = file.read()
-        if found is None or found != wanted:
-            self._discard_files()
-            with storage_errors(record), open(record, "wb") as file:
-                file.write(wanted or b"")
+        published = False  # killed between its link and the end: data.lmdb is the output by now
+        with contextlib.suppress(OSError):
+            published = os.stat(self.data_path).st_nlink > 1
+        if state is None or found != wanted or published:
+            self._remove_files()
+            sync_folder(self.folder)
+            with open(record, "wb") as file:
+                file.write(wanted)
+                file.flush()
+                os.fsync(file.fileno())
+
+    def _open_or_start_anew(self, columns: Sequence[str]) -> None:
+        try:
+            self._open(columns)
+        except (StoreFormatError, msgspec.MsgspecError):  # it survived a crash of the machine badly
+            self._files.close()
+            self._remove_files(keep=_STATE)
+            self._open(columns)
 
     def _open(self, columns: Sequence[str]) -> None:
-        data = os.path.join(self.folder, "data.lmdb")
-        size = os.path.getsize(data) if os.path.exists(data) else 0
+        size = os.path.getsize(self.data_path) if os.path.exists(self.data_path) else 0
         self._env = self._files.enter_context(
             open_environment(
-                data, map_size=size + _STEP, max_dbs=3, lock=False, readahead=False, metasync=True
+                self.data_path, map_size=size + _STEP, max_dbs=3, lock=False, readahead=False
             )
         )
-        self._databases = {name: self._env.open_db(name.encode()) for name in (HEADER, COLUMNS, CHUNKS)}
-        with self._env.begin(self._databases[HEADER]) as reader:
-            record = reader.get(_PROGRESS)
-        self.progress = msgspec.json.decode(record, type=Progress) if record else Progress(0, 0, 0)
-        self.log = SpoolLog(os.path.join(self.folder, "spool"), columns, self.progress.log)
+        self._databases = {
+            name: self._env.open_db(name.encode()) for name in (HEADER, COLUMNS, CHUNKS)
+        }
+        spool = os.path.join(self.folder, _SPOOL)
+        self.progress = self._read_progress(spool)
+        self.log = SpoolLog(spool, columns, self.progress.log)
         self._files.callback(self.log.close)
-        self._trim()
+        self.drop_from(self.progress.samples)
+        self._end()
 
-    def _trim(self) -> None:
-        """Drop chunks beyond the last commit: a large sample may span several transactions."""
-        with self._env.begin(self._databases[CHUNKS], write=True) as transaction:
-            cursor = transaction.cursor()
-            found = cursor.set_range(CHUNK_KEY.pack(self.progress.samples, 0, 0, 0))
-            while found:
-                found = cursor.delete()
+    def _read_progress(self, spool: str) -> _Progress:
+        database = self._databases[HEADER]
+        with self._env.begin(database, write=True) as transaction:
+            record, header = transaction.get(PROGRESS_KEY), transaction.get(HEADER_KEY)
+            if record:
+                progress = msgspec.json.decode(record, type=_Progress)
+            elif header:  # killed after it was sealed and before it was renamed
+                sealed = msgspec.json.decode(header, type=_Sealed)
+                length = os.path.getsize(spool) if os.path.exists(spool) else -1
+                progress = _Progress(sealed.samples, sealed.entries, length)
+            else:
+                progress = _Progress(0, 0, 0)
+            if header:
+                transaction.delete(HEADER_KEY)
+                transaction.delete(SEAL_KEY)
+                transaction.put(PROGRESS_KEY, msgspec.json.encode(progress))
+        if progress.log < 0:
+            raise StoreFormatError(f"{spool}: the log is missing", path=spool)
+        return progress
 
     @property
     def data_path(self) -> str:
         """The LMDB file being written."""
-        return os.path.join(self.folder, "data.lmdb")
+        return os.path.join(self.folder, _DATA)
 
     @contextlib.contextmanager
-    def _errors(self) -> Any:
-        """Map LMDB's errors; a failed write leaves the folder at its last commit."""
+    def _errors(self) -> Iterator[None]:
+        """Map the errors of a failed write; it leaves the folder at its last commit."""
+        kept = f"What is done is kept in {self.folder}. " if self._keep else ""
         try:
-            with storage_errors(self.path):
+            with storage_errors(self.path, needed=lambda: self._needed, advice=kept):
                 yield
-        except lmdb.Error as error:
-            text = str(error)
-            if isinstance(error, lmdb.DiskError) or any(
-                t in text for t in ("No space", "too large", "quota", "Input/output")
-            ):
-                free = shutil.disk_usage(self.folder).free
-                written = os.path.getsize(self.data_path)
-                raise StorageFullError(
-                    f"{self.path}: no room to write more ({text}); {written:,} bytes are written, at least "
-                    f"{self._needed:,} more are needed and {free:,} are free on this disk. What is "
-                    f"done is kept in {self.folder}: make room and run the same command again",
-                    path=self.path,
-                ) from error
-            raise StoreError(f"{self.path}: LMDB cannot write ({text})", path=self.path) from error
+        except SharedDSError:
+            raise
+        except OSError as error:
+            raise StoreError(
+                f"{self.path}: cannot be written ({error.strerror}: {error.filename}); choose "
+                "another output, or mend what is named here",
+                path=self.path,
+            ) from error
 
-    def _reserve(self, size: int) -> None:
-        """Make sure the map holds ``size`` more bytes; a map can only grow between transactions."""
+    def _begin(self, size: int) -> lmdb.Transaction:
+        """Return a transaction with room for ``size`` bytes; a map only grows between two."""
         need = size + (size // 64) + 3 * 4096
         self._needed = need
         if self._transaction is not None and need > self._room:
@@ -173,17 +233,24 @@ class Partial:
                 self._env.set_mapsize(used + self._room + _SLACK)
             self._transaction = self._env.begin(write=True)
         self._room -= need
+        return self._transaction
 
     def put(self, database: str, key: bytes, value: Any, *, append: bool = False) -> None:
         """Put one value in the running transaction, growing the map first where needed."""
         with self._errors():
-            self._reserve(len(value))
-            self._transaction.put(key, value, db=self._databases[database], append=append)
+            self._begin(len(value)).put(key, value, db=self._databases[database], append=append)
 
     def get(self, database: str, key: bytes) -> bytes:
         """Return what the last commit holds under a key."""
         with self._errors(), self._env.begin(self._databases[database]) as reader:
-            return reader.get(key) or b""
+            return bytes(reader.get(key) or b"")
+
+    def drop_from(self, sample: int) -> None:
+        """Remove the chunks from this sample on, also those of transactions that are done."""
+        with self._errors(), self._begin(0).cursor(self._databases[CHUNKS]) as cursor:
+            found = cursor.set_range(CHUNK_KEY.pack(sample, 0, 0, 0))
+            while found:
+                found = cursor.delete()
 
     def _end(self) -> None:
         transaction, self._transaction = self._transaction, None
@@ -193,49 +260,54 @@ class Partial:
     def commit(self, *, samples: int, entries: int) -> None:
         """Make everything so far durable, and say how far it goes."""
         with self._errors():
-            progress = Progress(samples, entries, self.log.write_frame())
-            self._reserve(256)
-            self._transaction.put(
-                _PROGRESS, msgspec.json.encode(progress), db=self._databases[HEADER]
-            )
+            self._needed = self.log.pending
+            progress = _Progress(samples, entries, self.log.write_frame())
+            record = msgspec.json.encode(progress)
+            self._begin(len(record)).put(PROGRESS_KEY, record, db=self._databases[HEADER])
             self._end()
             self.progress = progress
 
-    def publish(self) -> None:
-        """Close the file and give it its name; an existing one is replaced in one step."""
+    def publish(self, header: bytes, seal: bytes) -> None:
+        """Put the header in place of the progress record, and give the file its name.
+
+        Raises:
+            StoreExistsError: Another file took the name meanwhile; the finished one stays in the
+                folder.
+        """
         with self._errors():
-            self._reserve(0)
-            self._transaction.delete(_PROGRESS, db=self._databases[HEADER])
+            self._end()
+            transaction = self._begin(len(header) + len(seal))
+            database = self._databases[HEADER]
+            transaction.put(HEADER_KEY, header, db=database)
+            transaction.put(SEAL_KEY, seal, db=database)
+            transaction.delete(PROGRESS_KEY, db=database)
             self._end()
             self._env.sync(True)
             self._files.close()
             self._rename()
-        self._discard_files()
-        os.unlink(os.path.join(self.folder, "lock"))
-        self._lock.close()
-        with contextlib.suppress(OSError):  # somebody put a file of their own there
-            os.rmdir(self.folder)
-        _sync_folder(os.path.dirname(self.path))
+            sync_folder(os.path.dirname(self.path))
+        self._remove_files()
+        self._lock.remove()
 
     def _rename(self) -> None:
-        if self._force:
-            os.replace(self.data_path, self.path)
-            return
-        try:
-            os.link(self.data_path, self.path)
-        except FileExistsError as error:
-            raise StoreExistsError(
-                f"{self.path} appeared while it was being written; what is done is kept in {self.folder}",
-                path=self.path,
-            ) from error
-        except OSError:  # a file system without hard links
-            os.rename(self.data_path, self.path)
+        if not self._force:
+            try:
+                os.link(self.data_path, self.path)  # unlike a rename, it never replaces anything
+                return
+            except FileExistsError:
+                raise StoreExistsError(
+                    f"{self.path} appeared while it was being written; the finished store is "
+                    f"{self.data_path}, move it to another name",
+                    path=self.path,
+                ) from None
+            except OSError:  # a file system without hard links
+                self._require_free_name()
+        os.replace(self.data_path, self.path)
 
-    def _discard_files(self) -> None:
-        for name in os.listdir(self.folder):
-            if name != "lock":
-                with contextlib.suppress(OSError):
-                    os.unlink(os.path.join(self.folder, name))
+    def _remove_files(self, *, keep: str = "") -> None:
+        for name in {_DATA, _SPOOL, _STATE} - {keep}:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(self.folder, name))
 
     def close(self) -> None:
         """Leave the folder as the last commit made it, to be continued."""
@@ -243,37 +315,13 @@ class Partial:
             self._transaction.abort()
             self._transaction = None
         self._files.close()
-        self._lock.close()
+        self._lock.release()
 
     def discard(self) -> None:
-        """Remove the folder and everything in it."""
-        self.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def _lock(file: IO[bytes]) -> bool:
-    """Take an exclusive lock that ends with the process, however it ends."""
-    try:
-        import fcntl  # noqa: PLC0415 - POSIX only
-    except ImportError:
-        import msvcrt  # noqa: PLC0415 - Windows only
-
-        try:
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-        except OSError:
-            return False
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
-def _sync_folder(folder: str) -> None:
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        """Remove the folder and everything of ours in it."""
+        if self._transaction is not None:
+            self._transaction.abort()
+            self._transaction = None
+        self._files.close()
+        self._remove_files()
+        self._lock.remove()

@@ -1,4 +1,4 @@
-"""Turns a finished spool into columns, locates every chunk, and writes the header that makes a store valid."""
+"""Turns a finished spool into columns, locates every chunk, and writes the header."""
 
 from __future__ import annotations
 
@@ -12,71 +12,41 @@ import xxhash
 
 from sharedds.errors import SchemaError, StoreFormatError
 from sharedds.handles import map_file
+from sharedds.store.header import Header
 from sharedds.store.layout import (
     CHUNK_KEY,
     CHUNKS,
     COLUMNS,
     FORMAT_VERSION,
-    HEADER,
-    HEADER_KEY,
-    SEAL_KEY,
+    MAX_HEADER,
     WIDE_ROW,
     ColumnSpec,
     FieldSpec,
-    Header,
     column_key,
+    field_columns,
     rows_per_segment,
 )
 from sharedds.store.pages import Pages
 from sharedds.store.partial import Partial
 
-__all__ = ["DERIVED_COLUMNS", "digest_lines", "digest_of", "seal", "spooled_columns"]
+__all__ = ["DERIVED_COLUMNS", "digest_lines", "digest_of", "seal"]
 
 DERIVED_COLUMNS = frozenset({"@entries", "@first", "@key@hash", "@key@order"})
 
 
-def _is_wide(field: FieldSpec) -> bool:
-    size = int(np.prod(field.shape, dtype=np.int64)) * np.dtype(field.dtype).itemsize
-    return field.kind == "column" and size >= WIDE_ROW
-
-
-def spooled_columns(fields: Sequence[FieldSpec]) -> tuple[str, ...]:
-    """Return the names of the columns that wait in the spool, in the order of its frames."""
-    names: list[str] = []
-    for field in fields:
-        name = field.name
-        if field.kind == "column":
-            names.append(f"{name}@xxh3" if _is_wide(field) else name)
-        elif field.kind == "ragged":
-            names += [name, f"{name}@ends", f"{name}@shape"]
-        elif field.kind == "blocks":
-            names += [f"{name}@meta", f"{name}@meta@ends"]
-        elif field.kind != "image":
-            names += [name, f"{name}@ends"]
-    names += ["@key", "@key@ends", "@key@hash"]
-    if any(f.kind in ("image", "blocks") for f in fields):
-        names += ["@entries", "@counts"]
-    return tuple(names)
-
-
-def _layout(fields: Sequence[FieldSpec], partial: Partial) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+def _layout(
+    fields: Sequence[FieldSpec], partial: Partial
+) -> Iterator[tuple[str, str, tuple[int, ...]]]:
     """Yield (name, dtype, row shape) of each column that is stored just as it was spooled."""
+    wide = {field.name for field in fields if field.wide}
+    samples = partial.progress.samples
     for field in fields:
-        name = field.name
-        if field.kind == "column":
-            yield (f"{name}@xxh3", "<u8", ()) if _is_wide(field) else (name, field.dtype, field.shape)
-        elif field.kind == "ragged":
-            yield name, field.dtype, ()
-            yield f"{name}@ends", "<u8", ()
-            samples = partial.progress.samples
-            dimensions = partial.log.size(f"{name}@shape") // (8 * samples) if samples else 1
-            yield f"{name}@shape", "<i8", (dimensions,)
-        elif field.kind == "blocks":
-            yield f"{name}@meta", "|u1", ()
-            yield f"{name}@meta@ends", "<u8", ()
-        elif field.kind != "image":
-            yield name, "|u1", ()
-            yield f"{name}@ends", "<u8", ()
+        dimensions = 1
+        if field.kind == "ragged" and samples:
+            dimensions = partial.log.size(f"{field.name}@shape") // (8 * samples)
+        for name, dtype, shape, _ in field_columns(field, dimensions):
+            if name not in wide:
+                yield name, dtype, shape
     if partial.log.size("@key@ends") > 8:
         yield "@key", "|u1", ()
         yield "@key@ends", "<u8", ()
@@ -85,7 +55,9 @@ def _layout(fields: Sequence[FieldSpec], partial: Partial) -> Iterator[tuple[str
 class _ColumnWriter:
     """Cuts a stream of bytes into segments and puts them in the file."""
 
-    def __init__(self, partial: Partial, name: str, dtype: str, shape: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, partial: Partial, name: str, dtype: str, shape: tuple[int, ...] = ()
+    ) -> None:
         self._partial = partial
         self._name, self._dtype, self._shape = name, dtype, shape
         self._row = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
@@ -116,7 +88,12 @@ class _ColumnWriter:
             self._put(len(self._buffer))
         checksums = () if self._name == "@entries" else tuple(self._checksums)
         spec = ColumnSpec(
-            self._name, self._dtype, self._bytes // self._row, self._rows_each, self._shape, checksums
+            self._name,
+            self._dtype,
+            self._bytes // self._row,
+            self._rows_each,
+            self._shape,
+            checksums,
         )
         return spec, self._hash.hexdigest()
 
@@ -127,7 +104,7 @@ def digest_lines(column: ColumnSpec, content: str) -> str:
 
 
 def digest_of(fields: Sequence[FieldSpec], lines: Iterable[str]) -> str:
-    """Return the content digest: xxh3-128 over the fields and the sorted lines of columns and chunks.
+    """Return the content digest: xxh3-128 over fields and sorted lines of columns and chunks.
 
     It depends on what is stored, not on where: neither on segments nor on offsets.
     """
@@ -147,7 +124,7 @@ def seal(
     """Write columns, entries and header of a finished spool, and publish the file.
 
     Raises:
-        SchemaError: Two samples have the same key.
+        SchemaError: Two samples have the same key, or the header is too large.
     """
     columns: list[ColumnSpec] = list(wide)
     lines: list[str] = []
@@ -194,9 +171,9 @@ def seal(
         attrs=attrs,
     )
     text = msgspec.json.encode(header)
-    partial.put(HEADER, HEADER_KEY, text)
-    partial.put(HEADER, SEAL_KEY, xxhash.xxh3_64_digest(text))
-    partial.publish()
+    if len(text) > MAX_HEADER:
+        raise SchemaError(f"a header of {len(text):,} bytes; {MAX_HEADER:,} is the limit")
+    partial.publish(text, xxhash.xxh3_64_digest(text))
     return header
 
 
@@ -233,7 +210,7 @@ def _rows(pieces: Iterable[bytes], row: int) -> Iterator[bytes]:
 
 
 def _located(partial: Partial) -> Iterator[bytes]:
-    """Yield the entry table: offset from the pages of the file, length and checksum from the spool."""
+    """Yield the entry table: offsets from the pages of the file, the rest from the spool."""
     partial.commit(samples=partial.progress.samples, entries=partial.progress.entries)
     mapped = map_file(partial.data_path)
     pages = Pages(mapped.view, partial.data_path)
@@ -273,15 +250,16 @@ def _key_index(partial: Partial) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np
     suspects = np.flatnonzero(ordered[1:] == ordered[:-1])
     if suspects.size:
         text = b"".join(partial.log.read("@key"))
-        ends = np.frombuffer(b"".join(partial.log.read("@key@ends")), "<u8")
-        for at in suspects:
-            first, second = int(order[at]), int(order[at + 1])
-            one, two = (text[int(ends[i]) : int(ends[i + 1])] for i in (first, second))
-            if one == two:
-                name = one.decode("utf-8", "backslashreplace")
+        ends = np.frombuffer(b"".join(partial.log.read("@key@ends")), "<u8").astype(np.int64)
+        seen: dict[bytes, int] = {}
+        for sample in sorted({*order[suspects].tolist(), *order[suspects + 1].tolist()}):
+            key = text[ends[sample] : ends[sample + 1]]
+            first = seen.setdefault(key, sample)
+            if first != sample:
+                name = key.decode("utf-8", "backslashreplace")
                 raise SchemaError(
-                    f"samples {first} and {second} have the same key {name!r}; keys must be unique",
-                    sample=second,
+                    f"samples {first} and {sample} have the same key {name!r}; keys must be unique",
+                    sample=sample,
                     key=name,
                 )
     return ordered, order

@@ -1,18 +1,18 @@
-"""An append-only log beside an unfinished store: the rows of its columns, one frame for each commit.
+"""An append-only log beside an unfinished store: the rows of its columns, a frame for each commit.
 
-Columns must lie in one piece in the finished file, but arrive row by row. Until then their bytes wait
-here. A frame is synced before the commit it belongs to, and the commit records the length of the log;
-so after a crash the log is cut back to what the last commit knew.
+Columns must lie in one piece in the finished file, but arrive row by row. Until then their bytes
+wait here. A frame is synced before the commit it belongs to, and the commit records the length of
+the log; so after a crash the log is cut back to what the last commit knew.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from collections.abc import Iterator, Sequence
 
 from sharedds.errors import StoreFormatError
-from sharedds.handles import storage_errors
 
 __all__ = ["SpoolLog"]
 
@@ -27,6 +27,10 @@ class SpoolLog:
         columns: Their names; the order is part of the file.
         length: Where the last commit ended; anything beyond is cut off.
 
+    Attributes:
+        buffers: Bytes of each column that wait for the next frame; append to them.
+        length: Of the log.
+
     Raises:
         StoreFormatError: The log does not fit ``length``.
     """
@@ -34,19 +38,30 @@ class SpoolLog:
     def __init__(self, path: str, columns: Sequence[str], length: int) -> None:
         self.path = path
         self.buffers = {name: bytearray() for name in columns}
+        self.length = 0
         self._names = tuple(columns)
         self._head = struct.Struct(f"<{len(columns)}Q")
-        self._file = open(path, "r+b" if os.path.exists(path) else "w+b")  # noqa: SIM115
         self._frames: list[tuple[int, tuple[int, ...]]] = []
+        self._file = open(path, "r+b" if os.path.exists(path) else "w+b")  # noqa: SIM115
+        try:
+            self._read_frames(length)
+        except BaseException:
+            self.close()
+            raise
+
+    def _read_frames(self, length: int) -> None:
+        if os.fstat(self._file.fileno()).st_size < length:
+            raise StoreFormatError(f"{self.path}: the log is shorter than {length}", path=self.path)
         self._file.truncate(length)
-        self.length = 0
         while self.length < length:
             self._file.seek(self.length)
             head = self._file.read(self._head.size)
-            sizes = self._head.unpack(head) if len(head) == self._head.size else ()
+            sizes = self._head.unpack(head) if len(head) == self._head.size else (0,)
             end = self.length + self._head.size + sum(sizes)
-            if not sizes or end > length:
-                raise StoreFormatError(f"{path}: the log is damaged at byte {self.length}", path=path)
+            if not any(sizes) or end > length:
+                raise StoreFormatError(
+                    f"{self.path}: the log is damaged at byte {self.length}", path=self.path
+                )
             self._frames.append((self.length + self._head.size, sizes))
             self.length = end
 
@@ -56,16 +71,19 @@ class SpoolLog:
         return sum(len(buffer) for buffer in self.buffers.values())
 
     def write_frame(self) -> int:
-        """Write what waits as one frame, synced; return the length of the log."""
+        """Write what waits as one frame, synced; return the length of the log.
+
+        Raises:
+            OSError: No room; the log is as long as before, and what waits still waits.
+        """
         sizes = tuple(len(self.buffers[name]) for name in self._names)
         if sum(sizes):
-            with storage_errors(self.path):
-                self._file.seek(self.length)
-                self._file.write(self._head.pack(*sizes))
-                for name in self._names:
-                    self._file.write(self.buffers[name])
-                self._file.flush()
-                os.fsync(self._file.fileno())
+            self._file.seek(self.length)
+            self._file.write(self._head.pack(*sizes))
+            for name in self._names:
+                self._file.write(self.buffers[name])
+            self._file.flush()
+            os.fsync(self._file.fileno())
             self._frames.append((self.length + self._head.size, sizes))
             self.length += self._head.size + sum(sizes)
             for buffer in self.buffers.values():
@@ -93,11 +111,17 @@ class SpoolLog:
 
     def last(self, name: str, count: int) -> bytes:
         """Return the last ``count`` bytes of a column."""
+        index = self._names.index(name)
         tail = b""
-        for data in self.read(name):
-            tail = (tail + data)[-count:]
+        for start, sizes in reversed(self._frames):
+            length = min(sizes[index], count - len(tail))
+            self._file.seek(start + sum(sizes[: index + 1]) - length)
+            tail = self._file.read(length) + tail
+            if len(tail) == count:
+                break
         return tail
 
     def close(self) -> None:
         """Close the file; what waits is lost."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # what a full disk refused is refused again
+            self._file.close()

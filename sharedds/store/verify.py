@@ -1,26 +1,32 @@
-"""Checks a store: every checksum, every entry, the digest; with ``untrusted`` the structure of the file first."""
+"""Checks a store: the structure of the file where it is not trusted, all checksums, the digest."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+import lmdb
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from sharedds.errors import CorruptDataError, SharedDSError, StoreFormatError
+from sharedds.errors import SampleKeyError, SharedDSError, StoreError
 from sharedds.handles import open_environment
 from sharedds.progress import Progress
-from sharedds.store.layout import CHUNK_KEY, CHUNKS, WIDE_ROW, ColumnSpec
+from sharedds.store.layout import CHUNK_KEY, CHUNKS
+from sharedds.store.pages import Tree
 from sharedds.store.reader import Store
 from sharedds.store.seal import DERIVED_COLUMNS, digest_lines, digest_of
+from sharedds.store.structure import check_structure
 
 __all__ = ["Problem", "VerifyReport", "verify"]
 
+T = TypeVar("T")
+
 _ROWS = 16_384
+_SHOWN = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,23 +79,25 @@ def verify(
 
     Args:
         path: The store.
-        untrusted: The file may be hostile: walk all its pages first (each used once, every number in
-            range), and only then let LMDB itself open it.
+        untrusted: The file may be hostile: walk all its pages first (each used once, every number
+            in range), and only then let LMDB itself open it.
         progress: True or False to show a bar; by default after two seconds.
 
     Returns:
         A report naming the sample, key, field and source file of each damaged value.
 
     Raises:
-        StoreError: The file cannot be opened as a store at all.
+        StoreError: The file cannot be opened as a store at all, or with ``untrusted`` its structure
+            is wrong.
     """
     store = Store(path)
     check = _Check(store)
     if untrusted:
-        store._open.pages.check()  # noqa: SLF001 - one room
+        check_structure(store.opened.pages)
     check.columns()
     with Progress("verifying", total=store.header.entries, unit="values", enabled=progress) as bar:
         check.entries(bar)
+    check.arrays()
     check.wide_rows()
     check.digest()
     if untrusted and not check.count:
@@ -106,31 +114,32 @@ def verify(
 
 
 class _Check:
+    """One check under way: what was found so far."""
+
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.opened = store._open  # noqa: SLF001 - one room
+        self.opened = store.opened
         self.problems: list[Problem] = []
         self.count = 0
         self.bytes = 0
         self.lines: list[str] = []
+        self.damaged = False  # the tree or the counts cannot be followed to their end
 
     def report(self, text: str, *, sample: int | None = None, field: str | None = None) -> None:
         self.count += 1
-        if len(self.problems) < 1000:
-            key = self.key_of(sample)
+        if len(self.problems) < _SHOWN:
+            key = None if sample is None else self.opened.key_of(sample)
             root = self.store.attrs.get("root")
             source = f"{root}/{key}" if key is not None and root else None
-            self.problems.append(Problem(text=text, sample=sample, key=key, field=field, source=source))
+            self.problems.append(
+                Problem(text=text, sample=sample, key=key, field=field, source=source)
+            )
 
-    def key_of(self, sample: int | None) -> str | None:
-        if sample is None or not self.store.header.keyed:
-            return None
-        try:
-            return self.store.key(sample)
-        except SharedDSError:
-            return None
+    def report_error(self, error: SharedDSError) -> None:
+        self.report(str(error), sample=error.sample, field=error.field)
 
     def columns(self) -> None:
+        """Compare each segment with its checksum, and note the content for the digest."""
         for spec in self.store.header.columns:
             content = xxhash.xxh3_128()
             column = self.opened.column(spec.name)
@@ -138,67 +147,82 @@ class _Check:
                 try:
                     data = column.segment_bytes(index)
                     column.check_segment(index, data)
-                except (CorruptDataError, StoreFormatError) as error:
-                    self.report(str(error), field=spec.name)
+                except StoreError as error:
+                    self.report_error(error)
                     continue
                 content.update(data)
-            if spec.name not in DERIVED_COLUMNS and not _is_wide(spec):
+            if spec.name not in DERIVED_COLUMNS and not spec.wide:
                 self.lines.append(digest_lines(spec, content.hexdigest()))
 
-    def owners(self) -> Iterator[tuple[int, str]]:
-        """Yield (sample, field) of each entry, in order."""
-        names = list(self.opened.chunked)
-        for sample in range(len(self.store)):
-            for name in names:
-                start, stop = self.opened.entry_range(sample, name)
-                for _ in range(start, stop):
-                    yield sample, name
-
     def entries(self, bar: Progress) -> None:
+        """Compare the table of entries with the tree, and each value with its checksum."""
         if not self.opened.chunked:
             return
-        table = self.opened.entries
-        content, counts = xxhash.xxh3_128(), xxhash.xxh3_128()
-        owners = self.owners()
-        leaves = self._tree_entries()
-        size, at = self.opened.file.size, 0
+        try:
+            self._entries(bar)
+        except StoreError as error:  # the table itself is damaged
+            self.report_error(error)
+
+    def _entries(self, bar: Progress) -> None:
+        table = self.opened.column("@entries")
+        content = xxhash.xxh3_128()
+        owners, leaves = self._until_damaged(self._owners()), self._until_damaged(self._leaves())
+        view, size = self.opened.file.view, self.opened.file.size
         spans: list[npt.NDArray[np.uint64]] = []
-        while at < len(table):
+        for at in range(0, len(table), _ROWS):
             rows: npt.NDArray[np.uint64] = table[at : at + _ROWS]
             content.update(np.ascontiguousarray(rows[:, 1:]).tobytes())
             spans.append(rows[:, :2])
             for offset, length, checksum in rows.tolist():
-                sample, name = next(owners, (None, None))
-                if next(leaves, None) != (offset, length):
-                    self.report("the table of entries and the tree disagree", sample=sample, field=name)
-                if offset + length > size:
+                sample, number, name = next(owners, None) or (None, None, None)
+                leaf = next(leaves, None)
+                if not self.damaged and leaf != (sample, number, offset, length):
+                    self.report("table and tree disagree", sample=sample, field=name)
+                elif offset + length > size:
                     self.report("lies outside the file", sample=sample, field=name)
-                elif xxhash.xxh3_64_intdigest(self.opened.file.view[offset : offset + length]) != checksum:
+                elif xxhash.xxh3_64_intdigest(view[offset : offset + length]) != checksum:
                     self.report("fails its checksum", sample=sample, field=name)
                 self.bytes += length
                 bar.advance(1, nbytes=length)
-            at += len(rows)
         if next(leaves, None) is not None:
             self.report("the tree holds values that the table of entries does not name")
         self._overlaps(spans)
         self.lines.append(f"@entries {content.hexdigest()}")
         if not self.store.header.one_entry_each:
             first = np.asarray(self.store.column("@first"))
-            counts.update(np.diff(first).astype("<u4").tobytes())
-            self.lines.append(f"@counts {counts.hexdigest()}")
+            counts = xxhash.xxh3_128_hexdigest(np.diff(first).astype("<u4").tobytes())
+            self.lines.append(f"@counts {counts}")
 
-    def _tree_entries(self) -> Iterator[tuple[int, int]]:
-        """Yield (offset, length) of each value of the tree, its keys checked to be those expected."""
-        tree = self.opened.pages.database(CHUNKS)
-        if tree is None:
-            return
+    def _until_damaged(self, items: Iterator[T]) -> Iterator[T]:
+        """Yield the items; when they cannot be followed any more, report it and end."""
+        try:
+            yield from items
+        except StoreError as error:
+            self.damaged = True
+            self.report_error(error)
+
+    def _owners(self) -> Iterator[tuple[int, int, str]]:
+        """Yield (sample, number of the field, its name) of each entry, in order."""
+        chunked = self.store.header.chunked
+        for sample in range(len(self.store)):
+            for number, field in enumerate(chunked):
+                start, stop = self.opened.entry_range(sample, field.name)
+                for _ in range(start, stop):
+                    yield sample, number, field.name
+
+    def _leaves(self) -> Iterator[tuple[int, int, int, int]]:
+        """Yield (sample, number of the field, offset, length) of each value of the tree."""
+        pages = self.opened.pages
         previous = b""
-        for keys, offsets, lengths in self.opened.pages.fixed_items(tree, CHUNK_KEY.size):
-            for key, offset, length in zip(keys, offsets.tolist(), lengths.tolist(), strict=True):
-                if (text := key.tobytes()) <= previous:
-                    self.report("keys of the tree are out of order")
-                previous = text
-                yield offset, length
+        tree = pages.database(CHUNKS) or Tree(None, 0, 0)
+        for keys, offsets, lengths in pages.fixed_items(tree, CHUNK_KEY.size):
+            for row, offset, length in zip(keys, offsets.tolist(), lengths.tolist(), strict=True):
+                key = row.tobytes()
+                if key <= previous:
+                    raise pages.error("keys of the tree are out of order")
+                previous = key
+                sample, number, _, _ = CHUNK_KEY.unpack(key)
+                yield sample, number, offset, length
 
     def _overlaps(self, spans: list[npt.NDArray[np.uint64]]) -> None:
         if not spans:
@@ -208,34 +232,47 @@ class _Check:
         for at in np.flatnonzero(table[:-1, 0] + table[:-1, 1] > table[1:, 0]).tolist():
             self.report(f"two values overlap at offset {int(table[at + 1, 0])}")
 
-    def wide_rows(self) -> None:
-        for spec in self.store.header.columns:
-            if not _is_wide(spec):
+    def arrays(self) -> None:
+        """Compare what is stored about each array with the number of its blocks."""
+        for field in self.store.header.fields:
+            if field.kind != "blocks":
                 continue
-            column = self.opened.column(spec.name)
-            for row in range(spec.rows):
+            for sample in range(len(self.store)):
                 try:
-                    column.check_row(row)
-                except SharedDSError:
-                    self.report("fails its checksum", sample=row, field=spec.name)
+                    self.store.array(sample, field.name)
+                except SampleKeyError:
+                    continue
+                except StoreError as error:
+                    self.report_error(error)
+
+    def wide_rows(self) -> None:
+        """Compare each long row with its checksum."""
+        for spec in self.store.header.columns:
+            column = self.opened.column(spec.name)
+            for row in range(spec.rows if spec.wide else 0):
+                try:
+                    column[row]
+                except StoreError as error:
+                    self.report_error(error)
                 self.bytes += spec.row_bytes
 
     def digest(self) -> None:
+        """Compare the digest of what was found with the one in the header."""
         found = digest_of(self.store.header.fields, self.lines)
         if found != self.store.digest and not self.count:
             self.report(f"the content digest is {found}, the header says {self.store.digest}")
 
     def with_lmdb(self) -> None:
         """Let LMDB itself count: its view of the file must be ours."""
-        with open_environment(self.store.path, readonly=True, lock=False, max_dbs=3, create=False) as env:
-            database = env.open_db(CHUNKS.encode(), create=False)
-            with env.begin(database) as transaction:
-                entries = transaction.stat(database)["entries"]
-        if entries != self.store.header.entries:
-            self.report(f"LMDB counts {entries} values, the header says {self.store.header.entries}")
-
-
-def _is_wide(spec: ColumnSpec) -> bool:
-    return not spec.checksums and spec.row_bytes >= WIDE_ROW
-
-
+        path, claimed = self.store.path, self.store.header.entries
+        try:
+            with (
+                open_environment(path, readonly=True, lock=False, max_dbs=3, create=False) as env,
+                env.begin(env.open_db(CHUNKS.encode(), create=False)) as transaction,
+            ):
+                entries = transaction.stat()["entries"]
+        except (lmdb.Error, StoreError) as error:
+            self.report(f"LMDB cannot read it ({error})")
+            return
+        if entries != claimed:
+            self.report(f"LMDB counts {entries} values, the header says {claimed}")

@@ -1,0 +1,19 @@
+"""What all benchmarks share: fresh processes, interleaved rounds, machine facts, results."""
+
+from harness.cases import Benchmark, Case, Context, Goal, Runs, ratios
+from harness.files import evict, read_all, resident_share, sync
+from harness.run import main
+
+__all__ = [
+    "Benchmark",
+    "Case",
+    "Context",
+    "Goal",
+    "Runs",
+    "evict",
+    "main",
+    "ratios",
+    "read_all",
+    "resident_share",
+    "sync",
+]

@@ -1,0 +1,200 @@
+"""Runs a benchmark: one process decides what runs next, and each run has a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+from harness.cases import Benchmark, Case, Context, Goal, GoalRow, Result, Row, Runs
+from harness.machine import machine_facts
+from harness.tables import as_text, write_readme
+
+__all__ = ["main"]
+
+_HERE = Path(__file__).resolve().parents[1]
+_RESULTS = _HERE / "results"
+_PREPARE = "(prepare)"
+_RENDERED, _QUICK_RENDERED = (400, 500), (20, 96)  # pictures, longer side in pixels
+
+
+def _options(benchmark: Benchmark) -> argparse.Namespace:
+    module = sys.modules["__main__"]
+    parser = argparse.ArgumentParser(
+        prog=f"scripts/bench {benchmark.name}",
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--data", type=Path, help="class folders of pictures; by default rendered ones"
+    )
+    parser.add_argument("--data-name", default="", help="what the result calls the data")
+    parser.add_argument("--work", type=Path, help="where to work, on the disk to measure")
+    parser.add_argument(
+        "--peers", help="a Python interpreter that has the rivals; without, they are left out"
+    )
+    parser.add_argument("--rounds", type=int, default=None)
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny input, one round: only to see that it works"
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        help=f"by default benchmarks/results/{benchmark.name}.json, or none if quick",
+    )
+    parser.add_argument(
+        "--note", action="append", default=[], help="a sentence to keep with the result"
+    )
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main(benchmark: Benchmark) -> None:
+    """Run a benchmark as the command line says, or one case of it as a child process."""
+    options = _options(benchmark)
+    if options.case:
+        _run_one(benchmark, options)
+        return
+    parent = options.work.resolve() if options.work else None
+    with tempfile.TemporaryDirectory(prefix="sharedds-bench-", dir=parent) as folder:
+        work = Path(folder)
+        data, described = _find_data(benchmark, options, work)
+        before = os.getloadavg()[0]
+        runs, left_out = _run_rounds(benchmark, options, data=data, work=work)
+        result = Result(
+            name=benchmark.name,
+            question=benchmark.question,
+            when=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            data=described,
+            quick=options.quick,
+            facts=machine_facts(work, options.peers),
+            rows=tuple(_rows(runs)),
+            goals=tuple(_judge(goal, runs) for goal in benchmark.goals),
+            load=(before, os.getloadavg()[0]),
+            left_out=tuple(left_out),
+            notes=tuple(options.note),
+        )
+    print(as_text(asdict(result)))
+    target = options.json or (None if options.quick else _RESULTS / f"{benchmark.name}.json")
+    if target is not None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps(asdict(result), indent=1, ensure_ascii=False) + "\n", "utf-8")
+        if target.parent.resolve() == _RESULTS:
+            write_readme(_RESULTS)
+
+
+def _run_one(benchmark: Benchmark, options: argparse.Namespace) -> None:
+    context = Context(
+        data=options.data, work=options.work, scratch=options.scratch, quick=options.quick
+    )
+    if options.case == _PREPARE:
+        if benchmark.prepare is not None:
+            benchmark.prepare(context)
+        print("{}")
+        return
+    case = next(case for case in benchmark.cases if case.name == options.case)
+    if case.run is not None:
+        print(json.dumps(dict(case.run(context))))
+
+
+def _find_data(benchmark: Benchmark, options: argparse.Namespace, work: Path) -> tuple[Path, str]:
+    """Return the folder of pictures and what the result calls it."""
+    if not benchmark.needs_pictures:
+        return work, "made by the benchmark"
+    if options.data is not None:
+        data = options.data.resolve()
+    else:
+        count, side = _QUICK_RENDERED if options.quick else _RENDERED
+        data = work / "pictures"
+        script = str(_HERE / "harness" / "pictures.py")
+        subprocess.run([sys.executable, script, str(data), str(count), str(side)], check=True)
+    files = [path for path in data.rglob("*") if path.is_file()]
+    megabytes = sum(path.stat().st_size for path in files) / 1e6
+    name = options.data_name or (
+        "pictures rendered by the benchmark" if options.data is None else "own pictures"
+    )
+    return data, f"{name} ({len(files):,} files, {megabytes:,.0f} MB)"
+
+
+def _run_rounds(
+    benchmark: Benchmark, options: argparse.Namespace, *, data: Path, work: Path
+) -> tuple[Runs, list[str]]:
+    rounds = options.rounds or (1 if options.quick else benchmark.rounds)
+    cases = [case for case in benchmark.cases if case.run is not None or options.peers]
+    left_out = [case.name for case in benchmark.cases if case not in cases]
+    if benchmark.prepare is not None:
+        _child(benchmark, Case(name=_PREPARE), options, data=data, work=work)
+    runs: dict[str, dict[str, list[float]]] = {case.name: defaultdict(list) for case in cases}
+    for number in range(rounds):
+        for case in cases if number % 2 == 0 else reversed(cases):
+            if case.rounds is not None and number >= case.rounds:
+                continue
+            for figure, value in _child(benchmark, case, options, data=data, work=work).items():
+                runs[case.name][figure].append(value)
+            print(f"round {number + 1}/{rounds}: {case.name}", file=sys.stderr, flush=True)
+    return runs, left_out
+
+
+def _child(
+    benchmark: Benchmark, case: Case, options: argparse.Namespace, *, data: Path, work: Path
+) -> dict[str, float]:
+    """Run a case in a process of its own; the last line it prints are its figures."""
+    scratch = work / "scratch"
+    scratch.mkdir()
+    if case.rival:
+        script, *rest = case.rival
+        command = [options.peers, str(_HERE / "rivals" / script), str(data), str(scratch), *rest]
+    else:
+        command = [sys.executable, benchmark.file, "--case", case.name]
+        command += ["--data", str(data), "--work", str(work), "--scratch", str(scratch)]
+        command += ["--quick"] if options.quick else []
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{benchmark.name}, {case.name}: failed\n{done.stdout}\n{done.stderr}")
+        figures: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+        return figures
+    finally:
+        shutil.rmtree(scratch)
+
+
+def _rows(runs: Runs) -> list[Row]:
+    return [
+        Row(
+            case=case,
+            figure=figure,
+            median=statistics.median(values),
+            low=min(values),
+            high=max(values),
+            rounds=len(values),
+        )
+        for case, figures in runs.items()
+        for figure, values in figures.items()
+    ]
+
+
+def _judge(goal: Goal, runs: Runs) -> GoalRow:
+    if any(case not in runs for case in goal.needs):
+        return GoalRow(text=goal.text, target=goal.target, at_least=goal.at_least)
+    values = goal.values(runs)
+    median = statistics.median(values)
+    met = median >= goal.target if goal.at_least else median <= goal.target
+    return GoalRow(
+        text=goal.text,
+        target=goal.target,
+        at_least=goal.at_least,
+        median=median,
+        low=min(values),
+        high=max(values),
+        met=met,
+    )

@@ -1,0 +1,42 @@
+"""Values that words on the command line stand for: sizes, numbers of pixels, colours."""
+
+from __future__ import annotations
+
+import re
+
+import click
+
+__all__ = ["color", "pixels", "size"]
+
+_NAMED = {"white": (255, 255, 255), "black": (0, 0, 0), "grey": (128, 128, 128)}
+
+
+def size(word: str) -> tuple[int, int]:
+    """Return (height, width) of a word such as ``256x128``, or ``256`` for a square."""
+    match = re.fullmatch(r"([0-9]{1,9})(?:[xX]([0-9]{1,9}))?", word)
+    if match is None:
+        raise click.BadParameter(f"{word!r} is not a size such as 256x256 (height x width)")
+    return int(match[1]), int(match[2] or match[1])
+
+
+def pixels(word: str) -> int | None:
+    """Return the number in a word such as ``200000000``, ``200_000_000``, ``200M`` or ``none``."""
+    text = word.replace("_", "").replace(",", "").lower()
+    if text == "none":
+        return None
+    match = re.fullmatch(r"([0-9]{1,18})(m?)", text)
+    if match is None or not int(match[1]):
+        raise click.BadParameter(f"{word!r} is neither a number of pixels such as 200M nor none")
+    return int(match[1]) * (1_000_000 if match[2] else 1)
+
+
+def color(word: str) -> tuple[int, int, int]:
+    """Return red, green and blue of ``white``, ``black``, ``grey`` or of a word as ``ff8800``."""
+    named = _NAMED.get(word)
+    if named is not None:
+        return named
+    match = re.fullmatch(r"#?([0-9a-fA-F]{6})", word)
+    if match is None:
+        raise click.BadParameter(f"{word!r}: white, black, grey, or hexadecimal such as ff8800")
+    red, green, blue = bytes.fromhex(match[1])
+    return red, green, blue

@@ -1,0 +1,177 @@
+"""Where images come from: a packed store, or a folder as it is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sharedds.errors import OptionError, SourceError
+from sharedds.folder import ClassLevel, scan
+from sharedds.handles import absolute_path
+from sharedds.packed import PackedStrings
+from sharedds.store import Store
+
+__all__ = ["FolderImages", "ImageSource", "StoreImages", "is_image_folder"]
+
+
+class ImageSource(Protocol):
+    """Where images come from: numbered files with names and perhaps labels."""
+
+    path: str
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+
+    def name(self, position: int) -> str:
+        """Return the path of an image in the folder it came from, or its key."""
+
+    def label(self, position: int) -> int | None:
+        """Return the class number of an image, None without labels."""
+
+    def class_names(self) -> tuple[str, ...] | None:
+        """Return the class names by number, None without classes."""
+
+    def stored(self, position: int) -> memoryview | bytes | npt.NDArray[np.uint8]:
+        """Return the bytes of an image file, or finished pixels (H, W, 3)."""
+
+    def orientation(self, position: int) -> int | None:
+        """Return the orientation to undo, None to take it from the bytes."""
+
+    def advise(self, positions: Sequence[int]) -> None:
+        """Ask the system to fetch these images, without waiting."""
+
+
+class StoreImages:
+    """Images of a store."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.store = Store(path)
+        self.path = self.store.path
+        kinds = {field.name: field.kind for field in self.store.header.fields}
+        if kinds.get("image") not in ("image", "column"):
+            raise OptionError(
+                f"{self.path}: no field 'image' of pictures in it (fields: {', '.join(kinds)}); "
+                "read it with Store, or in a LazyDataset of your own",
+                path=self.path,
+            )
+        self._raw = kinds["image"] == "column"
+        self._labelled = "label" in kinds
+        self._upright = (
+            self._raw or self.store.attrs.get("recipe", {}).get("orientation") == "ignore"
+        )
+        self._oriented = "orientation" in kinds
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def name(self, position: int) -> str:
+        """Return the key of an image."""
+        return self.store.key(position)
+
+    def label(self, position: int) -> int | None:
+        """Return the class number of an image."""
+        return int(self.store.column("label")[position]) if self._labelled else None
+
+    def class_names(self) -> tuple[str, ...] | None:
+        """Return the class names by number."""
+        classes = self.store.classes
+        return tuple(classes) if classes is not None else None
+
+    def stored(self, position: int) -> memoryview | npt.NDArray[np.uint8]:
+        """Return what is stored of an image."""
+        if not self._raw:
+            return self.store.read("image", position)
+        # A copy: tensors are writable, the file is not.
+        pixels: npt.NDArray[np.uint8] = np.array(self.store.column("image")[position])
+        return pixels
+
+    def orientation(self, position: int) -> int | None:
+        """Return the orientation to undo."""
+        if self._upright:
+            return 1
+        return int(self.store.column("orientation")[position]) if self._oriented else None
+
+    def advise(self, positions: Sequence[int]) -> None:
+        """Ask the system to fetch these images."""
+        if not self._raw:
+            self.store.advise("image", positions)
+
+
+class FolderImages:
+    """Images of a folder, scanned once; the index is packed and mapped."""
+
+    def __init__(
+        self, path: str | os.PathLike[str], class_level: ClassLevel, *, include_hidden: bool
+    ) -> None:
+        index = scan(path, class_level=class_level, include_hidden=include_hidden)
+        self.path = index.root
+        if not len(index):
+            raise SourceError(
+                f"{self.path}: no image found; {index.count()} other files. Extensions that count: "
+                "jpg png webp gif bmp tif, or none at all",
+                path=self.path,
+            )
+        self._root = os.path.join(os.fsencode(index.root), b"")
+        self._paths = index.paths
+        self._labels = index.labels
+        self._classes = None if index.classes is None else PackedStrings.build(index.classes)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def name(self, position: int) -> str:
+        """Return the key of an image."""
+        return self._paths[position]
+
+    def label(self, position: int) -> int | None:
+        """Return the class number of an image."""
+        return None if self._labels is None else int(self._labels.array[position])
+
+    def class_names(self) -> tuple[str, ...] | None:
+        """Return the class names by number."""
+        return None if self._classes is None else tuple(self._classes)
+
+    def stored(self, position: int) -> bytes:
+        """Return what is stored of an image."""
+        path = self._root + self._paths.bytes(position)
+        try:
+            with open(path, "rb", buffering=0) as file:
+                return file.read()
+        except OSError as error:
+            name = os.fsdecode(path)
+            raise SourceError(
+                f"{name}: cannot be read ({error.strerror})", path=name, sample=position
+            ) from error
+
+    def orientation(self, position: int) -> int | None:
+        """Return the orientation to undo."""
+        return None
+
+    def advise(self, positions: Sequence[int]) -> None:
+        """Ask the system to fetch these images."""
+        for position in positions:
+            _read_ahead(self._root + self._paths.bytes(position))
+
+
+def _read_ahead(path: bytes) -> None:
+    if not hasattr(os, "posix_fadvise"):
+        return
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return  # the read that follows says why
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+    finally:
+        os.close(descriptor)
+
+
+def is_image_folder(source: str | os.PathLike[str]) -> bool:
+    """Whether this is a folder of files, and not a store in a folder or an unfinished pack."""
+    path = Path(absolute_path(source))
+    return path.is_dir() and not (path / "data.mdb").exists() and not (path / "state.json").exists()

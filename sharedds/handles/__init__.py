@@ -1,0 +1,31 @@
+"""Handles that live in one process: never pickled, never carried across a fork.
+
+This is the only room that knows about fork, spawn and pickle. It offers four things:
+
+* :class:`per_process` - an attribute computed once in each process that asks for it;
+* :func:`map_file` - one read-only mapping for each real file of a process, however it is spelled;
+* :class:`SharedFile` - bytes in a file without a name, which other processes reach in O(1);
+* :func:`open_environment` - one LMDB environment for each real file of a process.
+
+The two registries identify a file by device and inode, since two paths may lead to one file. In a
+forked child they start empty: what was inherited is kept alive but never used or closed, because a
+destructor that runs in the child may act on something that belongs to the parent.
+"""
+
+from sharedds.handles.environment import open_environment
+from sharedds.handles.mapped import MappedFile, map_file
+from sharedds.handles.process import per_process
+from sharedds.handles.shared import SharedFile, anonymous_file
+from sharedds.handles.storage import absolute_path, free_bytes, storage_errors
+
+__all__ = [
+    "MappedFile",
+    "SharedFile",
+    "absolute_path",
+    "anonymous_file",
+    "free_bytes",
+    "map_file",
+    "open_environment",
+    "per_process",
+    "storage_errors",
+]

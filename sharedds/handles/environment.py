@@ -1,0 +1,116 @@
+"""LMDB environments, one for each real file of a process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import lmdb
+
+from sharedds.errors import (
+    SourceError,
+    StorageFullError,
+    StoreBusyError,
+    StoreError,
+    StoreFormatError,
+    StoreNotFoundError,
+)
+from sharedds.handles.storage import absolute_path, storage_errors
+
+__all__ = ["open_environment"]
+
+_lock = threading.RLock()
+
+
+class _Shared:
+    """An open environment and how many use it."""
+
+    def __init__(self, environment: lmdb.Environment, options: dict[str, Any]) -> None:
+        self.environment = environment
+        self.options = options
+        self.users = 0
+
+
+_environments: dict[tuple[int, int], _Shared] = {}
+
+
+@contextlib.contextmanager
+def open_environment(path: str | os.PathLike[str], **options: Any) -> Iterator[lmdb.Environment]:
+    """Open the LMDB file at ``path``, or share the environment this process has open already.
+
+    py-lmdb refuses to open one real file twice in a process, so all users share one environment,
+    which is closed when the last one leaves. Options are those of ``lmdb.open``; sharing needs the
+    same options. Only an environment for writing is created where nothing is.
+
+    Raises:
+        StoreNotFoundError: Nothing is there, and it is opened for reading.
+        StoreBusyError: It is open in this process with other options.
+        StoreFormatError: LMDB cannot read it.
+        StorageFullError: LMDB could not write.
+        SourceError: It cannot be opened.
+    """
+    path = absolute_path(path)
+    with _lock:
+        key = _identify(path, create=not options.get("readonly"))
+        shared = _environments.get(key)
+        if shared is None:
+            shared = _environments[key] = _Shared(_open(path, options), options)
+        elif shared.options != options:
+            raise StoreBusyError(
+                f"{path} is open in this process in another way; close that use first", path=path
+            )
+        shared.users += 1
+    pid = os.getpid()
+    try:
+        yield shared.environment
+    finally:
+        with _lock:
+            if os.getpid() == pid:  # a forked child may end here too; the file is not its own
+                shared.users -= 1
+                if shared.users == 0:
+                    del _environments[key]
+                    shared.environment.close()
+
+
+def _identify(path: str, *, create: bool) -> tuple[int, int]:
+    try:
+        if create:
+            with contextlib.suppress(FileExistsError), storage_errors(path):
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666))
+        info = os.stat(path)
+    except StorageFullError:
+        raise
+    except FileNotFoundError as error:
+        raise StoreNotFoundError(f"{path}: no such file; check the spelling", path=path) from error
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be opened ({error.strerror})", path=path) from error
+    return info.st_dev, info.st_ino
+
+
+def _open(path: str, options: dict[str, Any]) -> lmdb.Environment:
+    try:
+        with storage_errors(path):
+            return lmdb.open(path, subdir=False, **options)
+    except StorageFullError:
+        raise
+    except StoreError as error:
+        raise StoreFormatError(
+            f"{path}: LMDB cannot open it ({error.__cause__})", path=path
+        ) from error
+
+
+def _after_fork() -> None:
+    global _lock  # noqa: PLW0603 - another thread of the parent may hold it, for ever here
+    _lock = threading.RLock()
+    for shared in _environments.values():
+        # py-lmdb keeps a table of open files which fork does not clear; close() in the child frees
+        # the child's entry and touches neither the file nor its locks.
+        shared.environment.close()
+    _environments.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

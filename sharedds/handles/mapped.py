@@ -1,0 +1,109 @@
+"""Whole files mapped read-only, one mapping for each real file of a process."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+import threading
+import weakref
+from collections.abc import Iterable
+
+from sharedds.errors import SourceError, StoreFormatError, StoreNotFoundError
+from sharedds.handles.process import keep_inherited
+from sharedds.handles.storage import absolute_path
+
+__all__ = ["MappedFile", "map_file"]
+
+_lock = threading.RLock()
+
+
+class MappedFile:
+    """A whole file mapped read-only.
+
+    Attributes:
+        path: The path it was opened by, absolute.
+        size: Bytes.
+        view: All bytes, read-only; a slice of it keeps the mapping alive.
+        identity: (device, inode, size, mtime in ns).
+    """
+
+    def __init__(self, path: str, descriptor: int, info: os.stat_result) -> None:
+        self.path = path
+        self.size = info.st_size
+        self.identity = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns)
+        self._map = mmap.mmap(descriptor, info.st_size, access=mmap.ACCESS_READ)
+        self.view = memoryview(self._map)
+
+    def advise(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Ask the kernel to read these (offset, length) ranges now, without waiting for them."""
+        if not hasattr(mmap, "MADV_WILLNEED"):
+            return
+        page = mmap.PAGESIZE
+        for offset, length in ranges:
+            start = offset - offset % page
+            if length > 0 and offset + length <= self.size:
+                self._map.madvise(mmap.MADV_WILLNEED, start, offset + length - start)
+
+
+_mapped: weakref.WeakValueDictionary[tuple[int, int, int, int], MappedFile]
+_mapped = weakref.WeakValueDictionary()
+
+
+def map_file(path: str | os.PathLike[str]) -> MappedFile:
+    """Map a file read-only; every caller in this process shares one mapping of it.
+
+    Nothing is created. The mapping ends with its last user.
+
+    Raises:
+        StoreNotFoundError: Nothing is there.
+        StoreFormatError: It is a folder, a pipe or a device, or it is empty.
+        SourceError: It cannot be opened.
+    """
+    path = absolute_path(path)
+    descriptor = _open(path)
+    try:
+        info = os.fstat(descriptor)
+        identity = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns)
+        with _lock:
+            mapped = _mapped.get(identity)
+            if mapped is None:
+                if info.st_size == 0:
+                    raise StoreFormatError(f"{path}: the file is empty", path=path)
+                mapped = _mapped[identity] = _map(path, descriptor, info)
+            return mapped
+    finally:
+        os.close(descriptor)
+
+
+def _open(path: str) -> int:
+    try:
+        mode = os.stat(path).st_mode
+        if stat.S_ISREG(mode):  # asked before open(), which waits on a pipe
+            return os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    except FileNotFoundError as error:
+        raise StoreNotFoundError(f"{path}: no such file; check the spelling", path=path) from error
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        reason = getattr(error, "strerror", None) or error
+        raise SourceError(f"{path}: cannot be opened ({reason})", path=path) from error
+    what = "a folder" if stat.S_ISDIR(mode) else "a pipe, socket or device"
+    raise StoreFormatError(f"{path} is {what}; a file is expected", path=path)
+
+
+def _map(path: str, descriptor: int, info: os.stat_result) -> MappedFile:
+    try:
+        return MappedFile(path, descriptor, info)
+    except (OSError, ValueError) as error:  # ValueError: it was cut short a moment ago
+        reason = getattr(error, "strerror", None) or error
+        raise SourceError(f"{path}: cannot be mapped ({reason})", path=path) from error
+
+
+def _after_fork() -> None:
+    global _lock  # noqa: PLW0603 - another thread of the parent may hold it, for ever here
+    _lock = threading.RLock()
+    keep_inherited(_mapped.values())
+    _mapped.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

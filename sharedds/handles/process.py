@@ -1,0 +1,107 @@
+"""Attributes that belong to one process, and what a forked child keeps but never uses."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar, overload
+
+from sharedds.errors import OptionError
+
+__all__ = ["keep_inherited", "per_process"]
+
+T = TypeVar("T")
+
+_lock = threading.RLock()
+_slots: weakref.WeakSet[_Slot] = weakref.WeakSet()
+_inherited: list[object] = []
+
+
+def keep_inherited(objects: Iterable[object]) -> None:
+    """Keep what a forked child inherited alive to its end, so that no destructor runs in it."""
+    _inherited.extend(objects)
+
+
+class _Slot:
+    """Where one object keeps one value of :class:`per_process`; pickles as an empty slot."""
+
+    __slots__ = ("__weakref__", "lock", "owner", "pid", "ready", "value")
+
+    def __init__(self, owner: object | None = None) -> None:
+        self.owner = weakref.ref(owner) if owner is not None else None
+        self.pid = os.getpid()
+        self.lock = threading.RLock()
+        self.ready = False
+        self.value: Any = None
+
+    def belongs_to(self, owner: object) -> bool:
+        """Whether this slot is of this object, not of one it was copied from, in this process."""
+        return self.owner is not None and self.owner() is owner and self.pid == os.getpid()
+
+    def __reduce__(self) -> tuple[type[_Slot], tuple[()]]:
+        return _Slot, ()
+
+
+class per_process(Generic[T]):  # noqa: N801 - used as a decorator, like functools.cached_property
+    """An attribute computed on first use in each process, and kept for that process only.
+
+    The value is never pickled with its object and never used in a forked child: the child computes
+    its own. A copy of the object computes its own too. Safe when threads ask at once. A function
+    that raises is asked again the next time.
+
+    Example:
+        >>> import os
+        >>> class Reader:
+        ...     @per_process
+        ...     def process(self) -> int:
+        ...         return os.getpid()
+        >>> Reader().process == os.getpid()
+        True
+    """
+
+    def __init__(self, function: Callable[[Any], T]) -> None:
+        self.function = function
+        self.key = f"per_process {function.__qualname__}"
+        self.__doc__ = function.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> per_process[T]: ...
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> T: ...
+    def __get__(self, instance: object | None, owner: type | None = None) -> per_process[T] | T:
+        if instance is None:
+            return self
+        slot: _Slot | None = instance.__dict__.get(self.key)
+        if slot is None or not slot.belongs_to(instance):
+            slot = self._renew(instance)
+        if not slot.ready:
+            with slot.lock:
+                if not slot.ready:
+                    slot.value = self.function(instance)
+                    slot.ready = True
+        return slot.value  # type: ignore[no-any-return]
+
+    def __set__(self, instance: object, value: object) -> None:
+        name = self.function.__name__
+        raise OptionError(f"{name} is opened by each process for itself and cannot be assigned")
+
+    def _renew(self, instance: object) -> _Slot:
+        with _lock:
+            slot: _Slot | None = instance.__dict__.get(self.key)
+            if slot is None or not slot.belongs_to(instance):
+                slot = instance.__dict__[self.key] = _Slot(instance)
+                _slots.add(slot)
+            return slot
+
+
+def _after_fork() -> None:
+    global _lock  # noqa: PLW0603 - another thread of the parent may hold it, for ever here
+    _lock = threading.RLock()
+    keep_inherited(_slots)
+    _slots.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,27 @@
+"""Imported by the fork server before it starts workers, so that they share the pages of libraries.
+
+None of these starts threads, touches CUDA or opens a file when it is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+
+__all__ = ["LIBRARIES"]
+
+LIBRARIES = (
+    "torch.utils.data",
+    "numpy",
+    "lmdb",
+    "PIL.Image",
+    "simplejpeg",
+    "numcodecs",
+    "sharedds.datasets",
+)
+
+for _name in LIBRARIES:
+    # Preloading saves time and memory and decides nothing. A library that is missing or broken is
+    # reported where it is used; an error here would end the server and with it every loader.
+    with contextlib.suppress(Exception):
+        importlib.import_module(_name)

@@ -1,0 +1,213 @@
+"""What one process knows of an open store: the mapped file, its header, its columns."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import xxhash
+
+from sharedds.errors import (
+    CorruptDataError,
+    IncompleteStoreError,
+    SampleKeyError,
+    SharedDSError,
+    StoreFormatError,
+    StoreNotFoundError,
+)
+from sharedds.handles import MappedFile, absolute_path, map_file
+from sharedds.store.columns import Column, RaggedColumn, TextColumn
+from sharedds.store.header import Header, parse_header
+from sharedds.store.layout import (
+    COLUMNS,
+    HEADER,
+    HEADER_KEY,
+    PROGRESS_KEY,
+    SEAL_KEY,
+    ColumnSpec,
+    FieldSpec,
+    column_key,
+)
+from sharedds.store.pages import Pages, Tree
+from sharedds.store.partial import is_partial, partial_path
+
+__all__ = ["OpenedStore", "resolve"]
+
+
+def resolve(path: str | os.PathLike[str]) -> str:
+    """Return the absolute path of the data file: the path itself, or ``data.mdb`` in a folder.
+
+    Raises:
+        StoreNotFoundError: Nothing is there.
+        IncompleteStoreError: It is the working folder of an unfinished pack.
+        StoreFormatError: A folder without a store.
+    """
+    full = absolute_path(path)
+    if os.path.isdir(full):
+        inside = os.path.join(full, "data.mdb")
+        if os.path.lexists(inside):
+            return inside
+        if is_partial(full):
+            raise IncompleteStoreError(
+                f"{full}: incomplete, this is the working folder of an unfinished pack; "
+                "run the same pack again to finish it",
+                path=full,
+            )
+        raise StoreFormatError(f"{full}: a folder without a store (no data.mdb in it)", path=full)
+    partial = partial_path(full)
+    if not os.path.lexists(full) and is_partial(partial):
+        raise StoreNotFoundError(
+            f"{full}: no such store; {partial} holds an unfinished pack, run the same pack again "
+            "to finish it",
+            path=full,
+        )
+    return full
+
+
+class OpenedStore:
+    """An open store, in one process.
+
+    Raises:
+        StoreNotFoundError: Nothing is there.
+        StoreFormatError: Not a store, another version, or damaged structure.
+        SourceError: It cannot be read.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.file: MappedFile = map_file(path)
+        self.pages = Pages(self.file.view, path)
+        self.header = self._read_header()
+        self.specs: dict[str, ColumnSpec] = {spec.name: spec for spec in self.header.columns}
+        self.fields: dict[str, FieldSpec] = {field.name: field for field in self.header.fields}
+        self.chunked = {field.name: at for at, field in enumerate(self.header.chunked)}
+        self._columns: dict[str, Column] = {}
+        self._tree = self.pages.database(COLUMNS) or Tree(None, 0, 0)
+
+    def _read_header(self) -> Header:
+        tree = self.pages.database(HEADER) or Tree(None, 0, 0)
+        if self.pages.find(tree, PROGRESS_KEY) is not None:
+            raise IncompleteStoreError(
+                f"{self.path}: incomplete, an unfinished pack; run the same pack again to finish "
+                "it",
+                path=self.path,
+            )
+        text, seal = self._bytes(tree, HEADER_KEY), self._bytes(tree, SEAL_KEY)
+        if text is None:
+            raise StoreFormatError(
+                f"{self.path}: an LMDB file, but not a store of sharedds", path=self.path
+            )
+        if seal is None or seal != xxhash.xxh3_64_digest(text):
+            raise StoreFormatError(
+                f"{self.path}: the header fails its checksum; the file was damaged after packing, "
+                "restore it from a copy or pack it again",
+                path=self.path,
+            )
+        return parse_header(text, self.path, self.file.size)
+
+    def _bytes(self, tree: Tree, key: bytes) -> memoryview | None:
+        found = self.pages.find(tree, key)
+        return None if found is None else self.file.view[found[0] : found[0] + found[1]]
+
+    def _locate(self, name: str, segment: int) -> tuple[int, int]:
+        found = self.pages.find(self._tree, column_key(name, segment))
+        if found is None:
+            raise StoreFormatError(
+                f"{self.path}: column {name!r}, segment {segment} is missing; the file is damaged",
+                path=self.path,
+                field=name,
+            )
+        return found
+
+    def column(self, name: str) -> Column:
+        """Return a column, also one of the system's.
+
+        Raises:
+            SampleKeyError: No such column.
+        """
+        column = self._columns.get(name)
+        if column is None:
+            spec = self.specs.get(name)
+            if spec is None:
+                known = ", ".join(n for n in self.specs if "@" not in n) or "none"
+                raise SampleKeyError(
+                    f"{self.path}: no column {name!r}; columns: {known}", path=self.path, field=name
+                )
+            rows = self.column(f"{name}@xxh3") if spec.wide else None
+            column = Column(spec, self._locate, self.file.view, self.path, rows)
+            self._columns[name] = column
+        return column
+
+    def ragged(self, name: str, *, shaped: bool = False) -> RaggedColumn:
+        """Return the rows of different lengths that a field consists of."""
+        shapes = self.column(f"{name}@shape") if shaped else None
+        return RaggedColumn(self.column(name), self.column(f"{name}@ends"), shapes)
+
+    def text(self, name: str) -> TextColumn:
+        """Return packed strings."""
+        return TextColumn(self.column(name), self.column(f"{name}@ends"))
+
+    def entry_range(self, sample: int, field: str) -> tuple[int, int]:
+        """Return the numbers of the first entry of (sample, field) and of the one behind."""
+        at = sample * len(self.chunked) + self.chunked[field]
+        if self.header.one_entry_each:
+            return at, at + 1
+        first = self.column("@first")
+        start, stop = int(first[at]), int(first[at + 1])
+        if not 0 <= start <= stop <= self.header.entries:
+            raise StoreFormatError(
+                f"{self.path}: sample {sample}, field {field!r}: its entries are damaged",
+                path=self.path,
+                sample=sample,
+                field=field,
+            )
+        return start, stop
+
+    def entry(self, number: int, sample: int, field: str) -> memoryview:
+        """Return the bytes of an entry, compared with their checksum.
+
+        Raises:
+            CorruptDataError: They differ.
+        """
+        offset, length, checksum = self.column("@entries")[number].tolist()
+        if offset + length <= self.file.size:
+            data = self.file.view[offset : offset + length]
+            if xxhash.xxh3_64_intdigest(data) == checksum:
+                return data
+        what = "fails its checksum: the file was damaged after packing"
+        raise self.corrupt(sample, field, what)
+
+    def corrupt(self, sample: int, field: str, what: str) -> CorruptDataError:
+        """Return the error about a damaged value."""
+        key = self.key_of(sample)
+        return CorruptDataError(
+            f"{self.path}: sample {sample}{f' ({key})' if key else ''}, field {field!r} {what}; "
+            "restore the file from a copy or pack it again",
+            path=self.path,
+            sample=sample,
+            key=key,
+            field=field,
+        )
+
+    def key_of(self, sample: int) -> str | None:
+        """Return the key of a sample for a report, None where it has none or it is damaged too."""
+        if not self.header.keyed:
+            return None
+        try:
+            return self.text("@key")[sample]
+        except SharedDSError:
+            return None
+
+    def advise(self, numbers: Iterable[int]) -> None:
+        """Tell the kernel that these entries are read soon; it fetches them meanwhile."""
+        wanted = np.fromiter(numbers, np.int64)
+        if wanted.size:
+            self.file.advise(self._spans(wanted))
+
+    def _spans(
+        self, wanted: np.ndarray[tuple[int], np.dtype[np.int64]]
+    ) -> Iterator[tuple[int, int]]:
+        rows = self.column("@entries")[wanted]
+        for offset, length, _ in rows[np.argsort(rows[:, 0])].tolist():
+            yield offset, length

@@ -1,0 +1,63 @@
+"""Running things in other processes, for tests."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+__all__ = ["METHODS", "descriptors", "in_process", "python", "started"]
+
+T = TypeVar("T")
+
+METHODS = [
+    pytest.param("fork", marks=pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")),
+    "forkserver",
+    "spawn",
+]
+
+
+def in_process(method: str, function: Callable[..., T], *arguments: object) -> T:
+    """Call a function of a module in a new process and return what it returned."""
+    context = multiprocessing.get_context(method)
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(function, *arguments).result(timeout=60)
+
+
+def python(code: str, *arguments: str | Path, ok: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run code in a fresh interpreter, with warnings as errors; ``ok`` wants exit status 0."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert not ok or done.returncode == 0, done.stderr
+    return done
+
+
+def started(code: str, *arguments: str | Path) -> subprocess.Popen[str]:
+    """Start code in a fresh interpreter and return the running process."""
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def descriptors() -> int:
+    """Return how many files this process has open."""
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))

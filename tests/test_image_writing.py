@@ -1,0 +1,123 @@
+"""Arrays to picture files, and resizing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from pictures import (
+    Array,
+    noise,
+    smooth,
+)
+
+from sharedds.codecs import decode, encode_image, encode_jpeg, probe, resize
+from sharedds.errors import OptionError
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_jpeg_round_trip_is_close(channels: int) -> None:
+    """Encoded pictures look as before; quality 95 keeps the full resolution of colour."""
+    array = np.asarray(smooth())[..., :channels]
+    for quality in (90, 95):
+        again = decode(encode_jpeg(array, quality=quality), mode="keep")
+        assert again.shape == array.shape
+        assert np.abs(again.astype(int) - array).mean() < 4
+
+
+def test_jpeg_names_its_longest_side() -> None:
+    """Over 65,500 pixels a side JPEG is refused with its limit."""
+    with pytest.raises(OptionError, match=r"70000 x 4 .* 65,500"):
+        encode_jpeg(np.zeros((4, 70_000, 3), np.uint8))
+    assert decode(encode_jpeg(np.zeros((1, 65_500, 1), np.uint8))).shape == (1, 65_500, 3)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros((4, 4, 4), np.uint8),
+        np.zeros((4, 4, 3), np.uint16),
+        np.zeros((4,), np.uint8),
+        np.zeros((0, 4, 3), np.uint8),
+    ],
+)
+def test_jpeg_refuses_what_it_cannot_hold(array: Array) -> None:
+    """Alpha, 16 bits and empty pictures do not go into a JPEG."""
+    with pytest.raises(OptionError):
+        encode_jpeg(array)
+    with pytest.raises(OptionError, match="quality=0"):
+        encode_jpeg(np.zeros((4, 4), np.uint8), quality=0)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "u2"])
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_png_keeps_everything(dtype: str, channels: int) -> None:
+    """PNG is exact for 8 and 16 bits and one to four channels."""
+    array = noise(9, 7, channels, dtype=dtype)
+    np.testing.assert_array_equal(decode(encode_image(array, "png"), mode="keep"), array)
+
+
+def test_png_stores_truth_in_one_bit() -> None:
+    """Boolean masks become 1-bit pictures and come back as 0 and 1."""
+    array = noise(9, 13) > 128
+    data = encode_image(array, "png")
+    assert probe(data, max_pixels=None).bits == 1
+    np.testing.assert_array_equal(decode(data, mode="index")[..., 0], array)
+
+
+@pytest.mark.parametrize("channels", [3, 4])
+def test_webp_is_lossless_unless_a_quality_is_given(channels: int) -> None:
+    """Without a quality every value survives, colours under alpha 0 too."""
+    array = noise(9, 7, channels)
+    np.testing.assert_array_equal(decode(encode_image(array, "webp"), mode="keep"), array)
+    assert len(encode_image(np.asarray(smooth()), "webp", quality=30)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("shape", "format", "words"),
+    [
+        ((4, 4, 3), "tiff", "png, webp or jpeg"),
+        ((4, 20_000, 3), "webp", "16,383"),
+        ((4, 4, 1), "webp", "3 or 4 channels"),
+        ((4, 4, 5), "png", "1 to 4 channels"),
+        ((4, 0, 3), "png", "not a picture"),
+    ],
+)
+def test_encoders_say_what_they_hold(shape: tuple[int, ...], format: str, words: str) -> None:
+    """Each refusal names the limit of the format."""
+    with pytest.raises(OptionError, match=words):
+        encode_image(np.zeros(shape, np.uint8), format)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "u2", "f4"])
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 5])
+def test_resize_treats_each_channel_by_itself(dtype: str, channels: int) -> None:
+    """Any number of channels is resized as if each were alone; alpha weighs nothing."""
+    array = noise(40, 30, channels, dtype="u2" if dtype == "f4" else dtype).astype(dtype)
+    result = resize(array, height=13, width=50)
+    assert (result.shape, result.dtype) == ((13, 50, channels), array.dtype)
+    for channel in range(channels):
+        alone = resize(array[..., channel : channel + 1], height=13, width=50)
+        np.testing.assert_array_equal(result[..., channel], alone[..., 0])
+
+
+def test_shrinking_is_antialiased() -> None:
+    """Fine stripes become grey, not one of the two colours."""
+    stripes = np.zeros((64, 64, 1), np.uint8)
+    stripes[:, ::2] = 255
+    shrunk = resize(stripes, height=16, width=16)
+    assert np.abs(shrunk.astype(int) - 128).max() <= 10
+
+
+def test_resize_keeps_the_range_of_16_bits() -> None:
+    """A constant stays itself at both ends of the range."""
+    for value in (0, 65535):
+        array = np.full((9, 9, 1), value, np.uint16)
+        assert (resize(array, height=5, width=20) == value).all()
+
+
+def test_resize_refuses_what_it_cannot_do() -> None:
+    """Other dtypes and sides below one pixel are named."""
+    with pytest.raises(OptionError, match="int32"):
+        resize(np.zeros((4, 4, 1), np.int32), height=2, width=2)
+    with pytest.raises(OptionError, match="0 x 2"):
+        resize(np.zeros((4, 4, 1), np.uint8), height=2, width=0)
