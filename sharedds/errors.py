@@ -3,16 +3,16 @@
 Each class is also the built-in that fits it, so ordinary ``except`` clauses work::
 
     SharedDSError
-    ├── OptionError            ValueError         a bad argument, or arguments that exclude each other
+    ├── OptionError            ValueError         bad arguments, or ones that exclude each other
     ├── MissingExtraError      ImportError        an optional dependency is not installed
     ├── SourceError            OSError            an input cannot be found, listed or read
     ├── DecodeError            ValueError         bytes that are not what they claim to be
-    │   └── ImageTooLargeError                    more pixels than the limit, refused before decoding
+    │   └── ImageTooLargeError                    more pixels than the limit, refused undecoded
     ├── SchemaError            TypeError          a sample that does not fit the schema
     ├── StoreError
     │   ├── StoreNotFoundError FileNotFoundError  nothing at this path
     │   ├── StoreExistsError   FileExistsError    the output is there already
-    │   ├── StoreFormatError   ValueError         not a store, another version, or a damaged structure
+    │   ├── StoreFormatError   ValueError         not a store, another version, or damaged
     │   │   └── IncompleteStoreError              an unfinished pack
     │   ├── CorruptDataError   ValueError         a value that fails its checksum or does not decode
     │   ├── StoreChangedError  RuntimeError       the file is not the one this object was made from

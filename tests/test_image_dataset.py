@@ -258,10 +258,10 @@ def test_orientation_is_applied_once(tmp_path: Path, source: str) -> None:
 def test_raw_pixels_are_read_from_their_column(photos: Path, tmp_path: Path) -> None:
     """A store of raw pixels gives writable tensors of one size and survives no flipped bit."""
     out = tmp_path / "raw.lmdb"
-    pack(photos, out, codec="raw", size=(24, 40), progress=False)
+    pack(photos, out, codec="raw", size=(40, 48), progress=False)
     dataset = ImageDataset(out)
     image, label = dataset[11]
-    assert image.shape == (3, 24, 40)
+    assert image.shape == (3, 40, 48)
     assert label == 1
     image += 1
     raw = bytearray(out.read_bytes())

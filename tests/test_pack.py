@@ -266,7 +266,9 @@ def test_a_folder_without_permission_is_told_apart(shared_place: Path) -> None:
     (shared_place / "closed").mkdir(mode=0o555)
     done = run_as_nobody("pack", str(photos), str(shared_place / "closed" / "out.lmdb"))
     assert done.returncode == 1
-    assert b"closed/out.lmdb.partial: cannot write here (Permission denied)" in done.stderr
+    assert str(shared_place / "closed" / "out.lmdb").encode() in done.stderr
+    assert b"Permission denied" in done.stderr
+    assert done.stderr.count(b"\n") == 1
 
 
 def test_a_report_that_cannot_be_written_is_refused_first(photos: Path, tmp_path: Path) -> None:

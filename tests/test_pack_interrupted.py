@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packing import entries, environment, folder, jpeg, put, stored
@@ -17,6 +18,7 @@ from sharedds.errors import IncompleteStoreError, SharedDSError
 from sharedds.ingest import PackReport, pack
 from sharedds.ingest.images import ImageResult, Ingester
 from sharedds.store import Store, verify, writer
+from sharedds.store.partial import Partial
 
 # A pack that commits every few pictures, takes its time, and says when it begins to write.
 CHILD = """
@@ -138,7 +140,7 @@ def test_an_unfinished_pack_is_not_mistaken_for_a_store(photos: Path, tmp_path: 
     while not done_so_far(out):
         time.sleep(0.005)
     end(child, signal.SIGKILL)
-    with pytest.raises(SharedDSError, match="unfinished pack; run the same pack again"):
+    with pytest.raises(SharedDSError, match=r"unfinished pack.*run the same pack again"):
         Store(out)
     with pytest.raises(IncompleteStoreError, match="incomplete"):
         Store(f"{out}.partial")
@@ -188,6 +190,33 @@ def test_what_was_done_is_not_done_again(
     assert again <= len(prepared) <= again + bad + some
     whole = pack(photos, tmp_path / "whole.lmdb", **options)  # type: ignore[arg-type]
     assert facts(report) == facts(whole)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"codec": "raw", "size": (100, 100)}, {"codec": "raw", "size": (8, 8)}]
+)
+def test_killed_while_it_is_sealed_it_only_seals_again(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """All pictures are in, the columns are half written: nothing is prepared twice."""
+    out = tmp_path / "out.lmdb"
+    real, count = Partial.put, [0]
+
+    def stopping(self: Partial, database: str, key: bytes, value: Any, **rest: Any) -> None:
+        if database == "columns":
+            count[0] += 1
+            if count[0] == 6:
+                raise KeyboardInterrupt
+        real(self, database, key, value, **rest)
+
+    with monkeypatch.context() as inner, pytest.raises(KeyboardInterrupt):
+        inner.setattr(Partial, "put", stopping)
+        pack(photos, out, **options)
+    assert not out.exists()
+    report = pack(photos, out, **options)
+    assert report.resumed == report.samples
+    assert facts(report) == facts(pack(photos, tmp_path / "whole.lmdb", **options))
+    assert verify(out).ok
 
 
 def test_a_source_that_changed_meanwhile_starts_anew(

@@ -75,7 +75,7 @@ def test_turned_photographs_are_read_as_the_upright_one(tmp_path: Path, number: 
         assert difference(decode((folder / name).read_bytes(), orientation=1), upright) > 40
 
 
-def difference(one: np.ndarray, other: np.ndarray) -> float:  # type: ignore[type-arg]
+def difference(one: np.ndarray, other: np.ndarray) -> float:
     """Return the mean absolute difference, the second scaled to the size of the first."""
     height, width = one.shape[:2]
     scaled = Image.fromarray(other).resize((width, height), Image.Resampling.BILINEAR)

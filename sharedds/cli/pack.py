@@ -147,13 +147,18 @@ def pack(
     """
     from sharedds.ingest import pack as pack_folder  # noqa: PLC0415 - help stays quick
 
-    report = pack_folder(
-        source,
-        out,
-        orientation="ignore" if ignore_orientation else "apply",
-        progress=False if quiet else None,
-        **options,
-    )
+    try:
+        report = pack_folder(
+            source,
+            out,
+            orientation="ignore" if ignore_orientation else "apply",
+            progress=False if quiet else None,
+            **options,
+        )
+    except KeyboardInterrupt:
+        if not quiet:
+            note("what is done is kept; the same command goes on from there")
+        raise
     if as_json:
         echo(json.dumps(report.to_json()))
     elif not quiet:

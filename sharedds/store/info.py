@@ -92,7 +92,8 @@ def _fields(store: Store) -> list[FieldInfo]:
                 sizes[name] += int(rows[(at - done) % len(chunked) :: len(chunked), 1].sum())
             done += len(rows)
     elif chunked and len(store):
-        lengths = np.concatenate([rows[:, 1] for rows in _segments(store, "@entries")])
+        empty = np.empty(0, np.uint64)  # samples without a single value have no entries
+        lengths = np.concatenate([empty, *(rows[:, 1] for rows in _segments(store, "@entries"))])
         bounds = np.asarray(store.column("@first")).astype(np.int64)
         ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         each = (ends[bounds[1:]] - ends[bounds[:-1]]).reshape(len(store), len(chunked))

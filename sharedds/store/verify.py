@@ -97,6 +97,7 @@ def verify(
     check.columns()
     with Progress("verifying", total=store.header.entries, unit="values", enabled=progress) as bar:
         check.entries(bar)
+    check.keys()
     check.arrays()
     check.wide_rows()
     check.digest()
@@ -231,6 +232,26 @@ class _Check:
         table = table[np.argsort(table[:, 0], kind="stable")]
         for at in np.flatnonzero(table[:-1, 0] + table[:-1, 1] > table[1:, 0]).tolist():
             self.report(f"two values overlap at offset {int(table[at + 1, 0])}")
+
+    def keys(self) -> None:
+        """Compare the index of the keys with the keys."""
+        damaged = any((problem.field or "").startswith("@key") for problem in self.problems)
+        if not self.store.header.keyed or damaged:
+            return  # damaged columns are reported already
+        try:
+            keys, hashes = self.opened.text("@key"), np.asarray(self.opened.column("@key@hash"))
+            order = np.asarray(self.opened.column("@key@order"))
+            if not np.array_equal(np.sort(order), np.arange(len(order))):
+                self.report("the order of the keys is none", field="@key@order")
+                return
+            for sample, value in zip(order.tolist(), hashes.tolist(), strict=True):
+                if xxhash.xxh3_64_intdigest(keys.bytes(sample)) != value:
+                    self.report("its key cannot be found", sample=sample, field="@key@hash")
+        except StoreError as error:
+            self.report_error(error)
+            return
+        if np.any(hashes[1:] < hashes[:-1]):
+            self.report("the hashes of the keys are out of order", field="@key@hash")
 
     def arrays(self) -> None:
         """Compare what is stored about each array with the number of its blocks."""
