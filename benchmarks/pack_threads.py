@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 
 import xxhash
-from harness import Benchmark, Case, Context, Goal, main, ratios, read_all, sync
+from harness import Benchmark, Case, Context, Goal, Stopwatch, main, ratios, read_all, sync
 
 from sharedds.ingest import ImageRecipe, pack
 from sharedds.ingest.executor import run_in_order
 from sharedds.ingest.images import ImageResult, Ingester
 
 _RATE = "img/s"
+_CPU = "ms CPU an image"
 _INGESTER = Ingester(ImageRecipe())  # one for each process
 
 
@@ -37,12 +37,15 @@ def _consume(results: Iterable[ImageResult]) -> int:
     return count
 
 
+def _figures(watch: Stopwatch, count: int) -> dict[str, float]:
+    return {_RATE: count / watch.seconds, _CPU: watch.cpu_seconds * 1e3 / count}
+
+
 def _threads(workers: int) -> Callable[[Context], Mapping[str, float]]:
     def run(context: Context) -> Mapping[str, float]:
         items = [(os.fsencode(path), path.stat().st_size) for path in read_all(context.data)]
-        started = time.perf_counter()
-        count = _consume(run_in_order(_INGESTER, items, workers=workers))
-        return {_RATE: count / (time.perf_counter() - started)}
+        watch = Stopwatch()
+        return _figures(watch, _consume(run_in_order(_INGESTER, items, workers=workers)))
 
     return run
 
@@ -56,19 +59,20 @@ def in_processes(context: Context) -> Mapping[str, float]:
     paths = [os.fsencode(path) for path in read_all(context.data)]
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")) as pool:
         _consume(pool.map(_prepare_one, paths[:16], chunksize=8))
-        started = time.perf_counter()
+        watch = Stopwatch()
         count = _consume(pool.map(_prepare_one, paths, chunksize=8))
-        return {_RATE: count / (time.perf_counter() - started)}
+        rate = count / watch.seconds
+    return {_RATE: rate, _CPU: watch.cpu_seconds * 1e3 / count}
 
 
 def _whole(workers: int) -> Callable[[Context], Mapping[str, float]]:
     def run(context: Context) -> Mapping[str, float]:
         read_all(context.data)
         os.sync()
-        started = time.perf_counter()
+        watch = Stopwatch()
         report = pack(context.data, context.scratch / "out.lmdb", workers=workers, progress=False)
         sync(context.scratch)
-        return {_RATE: report.samples / (time.perf_counter() - started)}
+        return _figures(watch, report.samples)
 
     return run
 

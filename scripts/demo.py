@@ -164,8 +164,8 @@ def main() -> int:
         report = sharedds.pack(folder, packed)
         print(
             f"Packed {report.samples:,} pictures of {report.classes or 0:,} classes in "
-            f"{report.seconds:.1f} s: {report.bytes / 1e6:.1f} MB; {len(report.failed)} bad, "
-            f"{report.files - report.samples - len(report.failed)} other files left out"
+            f"{report.seconds:.1f} s: {report.bytes / 1e6:.1f} MB; {report.failed_count} bad, "
+            f"{report.left_out_count} left out"
         )
         dataset = sharedds.ImageDataset(packed, transform=square)
         if not dataset.classes:

@@ -15,6 +15,8 @@ import numpy as np
 import pictures
 from PIL import Image
 
+from sharedds.codecs import decode
+from sharedds.ingest import PackReport, pack
 from sharedds.store import Store
 
 __all__ = [
@@ -23,9 +25,12 @@ __all__ = [
     "environment",
     "events",
     "folder",
+    "image",
     "jpeg",
+    "pack_files",
     "pixels_of",
     "put",
+    "row",
     "run",
     "run_as_nobody",
     "run_script",
@@ -129,3 +134,35 @@ def pixels_of(data: bytes) -> np.ndarray[Any, np.dtype[Any]]:
     """Return what Pillow makes of a picture, in colour."""
     with Image.open(io.BytesIO(data)) as image:
         return np.asarray(image.convert("RGB"))
+
+
+def pack_files(place: Path, files: dict[str, bytes], **options: Any) -> PackReport:
+    """Pack these files into ``place/out.lmdb``."""
+    return pack(put(place / "src", files), place / "out.lmdb", force=True, **options)
+
+
+def image(report: PackReport, key: str) -> pictures.Array:
+    """Return a stored picture as it is read, upright, in the channels it has."""
+    store = Store(report.path)
+    index = store.index_of(key)
+    kinds = {field.name: field.kind for field in store.header.fields}
+    if kinds["image"] == "column":
+        return np.array(store.column("image")[index])
+    return decode(
+        store.read("image", index),
+        mode="keep",
+        orientation=int(store.column("orientation")[index]),
+        max_pixels=None,
+    )
+
+
+def row(report: PackReport, key: str) -> dict[str, Any]:
+    """Return the columns of a sample, codes as names."""
+    store = Store(report.path)
+    index = store.index_of(key)
+    values = {n: store.value(n, index) for n in store.fields if n != "image"}
+    for name in values:
+        names = store.attrs.get(f"{name.removeprefix('source_')}s", [])
+        if names:
+            values[name] = names[values[name]]
+    return values

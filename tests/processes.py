@@ -5,17 +5,18 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
-__all__ = ["METHODS", "descriptors", "in_process", "python", "started"]
+__all__ = ["METHODS", "descriptors", "forked", "in_process", "mounted", "python", "started"]
 
 T = TypeVar("T")
 
@@ -61,3 +62,32 @@ def descriptors() -> int:
     """Return how many files this process has open."""
     gc.collect()
     return len(os.listdir("/proc/self/fd"))
+
+
+def forked(child: Callable[[], Any]) -> int:
+    """Run a function in a plain fork and return its exit status."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            child()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def mounted(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a shell script in a mount namespace of its own, or skip where that is not allowed."""
+    unshare = shutil.which("unshare")
+    if os.geteuid() != 0 or unshare is None:
+        pytest.skip("needs root and unshare, to mount")
+    probe = [unshare, "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
+    if subprocess.run(probe, capture_output=True, check=False).returncode:
+        pytest.skip("mounting is not allowed here")
+    return subprocess.run(
+        [unshare, "-m", "sh", "-euc", textwrap.dedent(script), "sh", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )

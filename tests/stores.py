@@ -8,11 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
+import sharedds.store.layout
+import sharedds.store.writer
 from sharedds.store import ArrayValue, Field, Store, StoreWriter
 
-__all__ = ["SCHEMA", "contents", "everything", "jpeg", "key_of", "png", "sample", "write"]
+__all__ = [
+    "SCHEMA",
+    "contents",
+    "cut_small",
+    "everything",
+    "jpeg",
+    "key_of",
+    "png",
+    "sample",
+    "write",
+]
 
 #: Every kind of field, with wide and narrow columns.
 SCHEMA: dict[str, str | Field] = {
@@ -116,3 +129,10 @@ def contents(store: Store) -> Iterator[tuple[str, Any]]:
 def everything(store: Store) -> dict[str, Any]:
     """Return all that :func:`contents` yields."""
     return dict(contents(store))
+
+
+def cut_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commit after every sample or so, in segments of a few rows."""
+    monkeypatch.setattr(sharedds.store.writer, "_COMMIT", 1)
+    monkeypatch.setattr(sharedds.store.layout, "_WIDE_SEGMENT", 20_000)
+    monkeypatch.setattr(sharedds.store.layout, "_SEGMENT", 64)

@@ -35,14 +35,15 @@ def test_work_in_flight_is_bounded(cost: int, most: int) -> None:
     def counted() -> Iterator[tuple[int, int]]:
         nonlocal begun, highest
         for item in items:
-            highest = max(highest, begun - taken)
+            if begun >= 30:  # the window must not narrow as work goes on
+                highest = max(highest, begun - taken)
             begun += 1
             yield item
 
     for _ in run_in_order(lambda number: number, counted(), workers=2):
         taken += 1
     assert taken == 60
-    assert highest <= most
+    assert highest == most
 
 
 def test_an_error_is_raised_where_its_result_would_come() -> None:

@@ -1,12 +1,10 @@
-"""Packing a folder: what is stored, in which order, what is counted, and what is refused."""
+"""Packing a folder: what is stored, in which order, and what is counted."""
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,41 +14,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packing import (
     entries,
-    environment,
     events,
     folder,
     jpeg,
     put,
-    run,
-    run_as_nobody,
     run_script,
     stored,
 )
 
 from sharedds.errors import (
     DecodeError,
-    OptionError,
-    SourceError,
-    StorageFullError,
-    StoreError,
-    StoreExistsError,
 )
 from sharedds.ingest import pack
-from sharedds.store import Store, StoreWriter
+from sharedds.store import Store
 
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     """Two classes of five pictures."""
     return folder(tmp_path / "photos")
-
-
-@pytest.fixture
-def shared_place() -> Iterator[Path]:
-    """A folder that every user may enter."""
-    with tempfile.TemporaryDirectory() as place:
-        os.chmod(place, 0o755)
-        yield Path(place)
 
 
 def test_original_bytes_are_kept_under_their_paths(photos: Path, tmp_path: Path) -> None:
@@ -186,6 +168,16 @@ def test_bad_files_beyond_a_thousand_are_still_counted_and_named(tmp_path: Path)
     assert names == [f"a/{n:04d}.jpg" for n in range(1200)]
 
 
+def test_empty_files_beyond_a_thousand_are_still_counted(tmp_path: Path) -> None:
+    """A scan names the first thousand; the last line stands for the rest, with its count."""
+    root = put(tmp_path / "src", {f"a/{n:04d}.jpg": b"" for n in range(1200)} | {"a/z": jpeg()})
+    report = pack(root, tmp_path / "out.lmdb")
+    assert (report.samples, report.failed_count, report.files) == (1, 1200, 1201)
+    lines = entries(report.report, "failed")
+    assert sum(line.get("count", 1) for line in lines) == 1200
+    assert report.failed[-1][1] == "empty (and 200 more)"
+
+
 def test_the_report_says_what_was_packed(photos: Path, tmp_path: Path) -> None:
     """First a summary, then a line for each thing; the same as the object that is returned."""
     put(photos, {"a/bad.jpg": b"no", "a/notes.txt": b"x"})
@@ -216,210 +208,38 @@ def test_an_error_is_raised_for_what_the_scan_finds_too(photos: Path, tmp_path: 
     assert not (tmp_path / "out.lmdb").exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"max_side": 9, "short_side": 9, "codec": "png"}, "max_side and short_side exclude"),
-        ({"max_side": 9}, "max_side needs pictures to be encoded anew"),
-        ({"depth": "8"}, "depth needs pictures to be encoded anew"),
-        ({"codec": "raw"}, "codec 'raw' and size"),
-        ({"codec": "png", "size": (8, 8)}, "codec 'raw' and size"),
-        ({"codec": "tga"}, "codec 'tga': one of keep, jpeg"),
-        ({"quality": 0}, "quality 0"),
-        ({"codec": "jpeg", "max_side": 0}, "max_side 0"),
-        ({"background": (0, 0, 256)}, "background"),
-        ({"max_pixels": 0}, "max_pixels 0"),
-        ({"workers": 0}, "workers 0"),
-        ({"on_error": "stop"}, "on_error 'stop'"),
-        ({"labels": "x.csv", "numeric_classes": True}, "labels= takes the place"),
-        ({"labels": "x.csv", "class_level": "folder"}, "labels= takes the place"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(
-    photos: Path, tmp_path: Path, options: dict[str, object], reason: str
-) -> None:
-    """Before anything is read or written, with the option named."""
-    with pytest.raises(OptionError, match=reason):
-        pack(photos, tmp_path / "out.lmdb", **options)  # type: ignore[arg-type]
-    assert os.listdir(tmp_path) == ["photos"]
-
-
-def test_an_output_inside_the_source_is_refused(photos: Path) -> None:
-    """It would be packed itself the next time; links do not hide it."""
-    (photos.parent / "link").symlink_to(photos)
-    for place in (photos / "out.lmdb", photos.parent / "link" / "a" / "out.lmdb"):
-        with pytest.raises(OptionError, match="inside the folder that is packed"):
-            pack(photos, place)
-
-
-@pytest.mark.parametrize(("name", "reason"), [("gone", "no such folder"), ("file", "is a file")])
-def test_a_source_that_is_no_folder_is_refused(tmp_path: Path, name: str, reason: str) -> None:
-    """With its path in the message."""
-    (tmp_path / "file").write_bytes(jpeg())
-    with pytest.raises(SourceError, match=f"{name}.*{reason}"):
-        pack(tmp_path / name, tmp_path / "out.lmdb")
-
-
-def test_a_folder_without_permission_is_told_apart(shared_place: Path) -> None:
-    """One message that names the folder, and exit code 1."""
-    photos = folder(shared_place / "photos")
-    (shared_place / "closed").mkdir(mode=0o555)
-    done = run_as_nobody("pack", str(photos), str(shared_place / "closed" / "out.lmdb"))
-    assert done.returncode == 1
-    assert str(shared_place / "closed" / "out.lmdb").encode() in done.stderr
-    assert b"Permission denied" in done.stderr
-    assert done.stderr.count(b"\n") == 1
-
-
-def test_a_report_that_cannot_be_written_is_refused_first(photos: Path, tmp_path: Path) -> None:
-    """Not after hours of packing."""
-    with pytest.raises(SourceError, match="no such folder for the report"):
-        pack(photos, tmp_path / "out.lmdb", report=tmp_path / "gone" / "r.jsonl")
-    with pytest.raises(OptionError, match="cannot be the report"):
-        pack(photos, tmp_path / "out.lmdb", report=tmp_path)
-    assert os.listdir(tmp_path) == ["photos"]
-
-
-def test_an_existing_output_is_refused_and_left_alone(photos: Path, tmp_path: Path) -> None:
-    """Byte for byte the same afterwards."""
-    out = tmp_path / "out.lmdb"
-    pack(photos, out)
-    before = out.read_bytes(), out.stat().st_mtime_ns
-    other = folder(tmp_path / "other", ("c",))
-    with pytest.raises(StoreExistsError, match="replace it with force"):
-        pack(other, out)
-    assert (out.read_bytes(), out.stat().st_mtime_ns) == before
-
-
-def test_a_forced_pack_replaces_in_one_step(photos: Path, tmp_path: Path) -> None:
-    """Who has the old store open goes on reading it; who opens the path finds the new one."""
-    out = tmp_path / "out.lmdb"
-    pack(photos, out)
-    old = Store(out)
-    expected = [bytes(old.read("image", i)) for i in range(10)]
-    pack(folder(tmp_path / "other", ("c",), count=3), out, force=True)
-    assert [bytes(old.read("image", i)) for i in range(10)] == expected
-    assert list(stored(out)) == ["c/0000.jpg", "c/0001.jpg", "c/0002.jpg"]
-
-
-def test_a_forced_pack_that_fails_keeps_the_old_file(photos: Path, tmp_path: Path) -> None:
-    """Nothing is removed before there is something to put in its place."""
-    out = tmp_path / "out.lmdb"
-    pack(photos, out)
-    before = out.read_bytes()
-    for root in (put(tmp_path / "bad", {"a/x.jpg": b"no"}), folder(tmp_path / "empty", ())):
-        root.mkdir(exist_ok=True)
-        with pytest.raises(SourceError, match="no image could be packed"):
-            pack(root, out, force=True)
-    assert out.read_bytes() == before
-    assert not (tmp_path / "out.lmdb.partial").exists()
-
-
-def test_too_little_room_is_told_before_the_start(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the bytes needed and the bytes free."""
-    monkeypatch.setattr("shutil.disk_usage", lambda _: DiskUsage())
-    with pytest.raises(StorageFullError, match=r"out\.lmdb: about [\d,]+ bytes .* 1,000 are free"):
-        pack(photos, tmp_path / "out.lmdb")
-    assert not (tmp_path / "out.lmdb.partial").exists()
-
-
-class DiskUsage:
-    """A disk with hardly any room."""
-
-    free = 1000
-
-
-def test_a_limit_met_on_the_way_is_an_error_not_a_signal(tmp_path: Path) -> None:
-    """It names the output, what is needed and what is free; with room the command goes on."""
-    rows = [row.tobytes() for row in pictures.noise(256, 768)]
-    noise = pictures.png(256, 256, 8, 2, rows)
-    root = put(tmp_path / "src", {f"a/{n:02d}.png": noise for n in range(40)})
-    out = str(tmp_path / "out.lmdb")
-    limit = (
-        "import resource, sys\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (5 << 20, 5 << 20))\n"
-        "from sharedds.cli import main\n"
-        f"sys.exit(main(['pack', {str(root)!r}, {out!r}]))"
-    )
-    done = run_script(limit)
-    text = done.stderr.decode()
-    assert done.returncode == 1, text
-    assert out in text
-    assert "needed" in text
-    assert "free" in text
-    assert "Traceback" not in text
-    assert not os.path.exists(out)
-    assert run("pack", str(root), out).returncode == 0
-    assert len(Store(out)) == 40
-
-
-def can_mount() -> bool:
-    """Whether this process may mount a file system."""
-    with tempfile.TemporaryDirectory() as place:
-        words = ["unshare", "-m", "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place]
-        try:
-            return subprocess.run(words, capture_output=True).returncode == 0
-        except OSError:
-            return False
-
-
-@pytest.mark.skipif(not can_mount(), reason="needs permission to mount")
-@pytest.mark.parametrize("codec", ["keep", "png"])
-def test_a_full_disk_is_an_error_that_can_be_gone_on_from(tmp_path: Path, codec: str) -> None:
-    """An 8 MB disk: known from the sizes at once, or met on the way when encoding anew."""
-    rows = [row.tobytes() for row in pictures.noise(256, 768)]
-    noise = pictures.png(256, 256, 8, 2, rows)
-    root = put(tmp_path / "src", {f"a/{n:02d}.png": noise for n in range(60)})
-    (tmp_path / "disk").mkdir()
-    out = tmp_path / "disk" / "out.lmdb"
-    command = f"{sys.executable} -m sharedds pack {root} {out} --codec {codec}"
-    script = (
-        f"mount -t tmpfs -o size=8m tmpfs {tmp_path / 'disk'} && cd / && "
-        f"{{ {command}; echo code=$?; ls {out}; "
-        f"mount -o remount,size=64m {tmp_path / 'disk'} && {command} --json; echo code=$?; }}"
-    )
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, env=environment()
-    )
-    assert done.stdout.count("code=1\n") == 1, done
-    assert done.stdout.rstrip().endswith("code=0"), done
-    assert '"samples": 60' in done.stdout
-    assert str(out) in done.stderr
-    assert "needed" in done.stderr
-    assert "free" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_packing_at_once_into_one_output_is_refused(photos: Path, tmp_path: Path) -> None:
-    """The second one says so and disturbs nothing."""
-    other = StoreWriter(tmp_path / "out.lmdb", schema={"x": "int64"}, resume="other")
-    with other, pytest.raises(StoreError, match="another process"):
-        pack(photos, tmp_path / "out.lmdb")
-
-
 PEAK = """
-import resource, sys
+import sys, threading
 from sharedds.ingest import pack
+from sharedds.memory import process_memory
+done, peak = threading.Event(), 0
+def watch():
+    global peak
+    while not done.wait(0.005):
+        peak = max(peak, process_memory().anonymous)
+watcher = threading.Thread(target=watch)
+watcher.start()
 report = pack(sys.argv[1], sys.argv[2], workers=2)
-print(report.samples, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+done.set()
+watcher.join()
+print(report.samples, peak)
 """
 
 
 @pytest.mark.memory
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_memory_does_not_depend_on_the_number_of_files(tmp_path: Path) -> None:
-    """20,000 files, all of them duplicates, take at most 20 MB more than 200."""
-    first = put(tmp_path / "few", {"a/000000.jpg": jpeg()}) / "a" / "000000.jpg"
-    (tmp_path / "many" / "a").mkdir(parents=True)
-    for number in range(1, 200):
-        os.link(first, tmp_path / "few" / "a" / f"{number:06d}.jpg")
-    for number in range(20_000):
-        os.link(first, tmp_path / "many" / "a" / f"{number:06d}.jpg")
+    """20,000 files, all of them duplicates, take at most 20 MB more than 200.
+
+    Counted is what the process has for itself; pages of the file are the kernel's to take back.
+    """
     peaks = {}
-    for name in ("few", "many"):
+    for name, count in (("few", 200), ("many", 20_000)):
+        first = put(tmp_path / name, {"a/000000.jpg": jpeg()}) / "a" / "000000.jpg"
+        for number in range(1, count):
+            os.link(first, tmp_path / name / "a" / f"{number:06d}.jpg")
         done = run_script(PEAK, str(tmp_path / name), str(tmp_path / f"{name}.lmdb"))
         assert done.returncode == 0, done.stderr
         samples, peaks[name] = map(int, done.stdout.split())
-        assert samples == {"few": 200, "many": 20_000}[name]
-    assert (peaks["many"] - peaks["few"]) / 1024 <= 20
+        assert samples == count
+    assert peaks["many"] - peaks["few"] <= 20e6, peaks

@@ -219,13 +219,18 @@ def test_killed_while_it_is_sealed_it_only_seals_again(
     assert verify(out).ok
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"0/new.jpg": jpeg(999)}, {"c/new.jpg": jpeg(999)}, {"a/0001.jpg": jpeg(999)}],
+    ids=["class added", "file added", "file changed"],
+)
 def test_a_source_that_changed_meanwhile_starts_anew(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, bytes]
 ) -> None:
-    """A file more at the front would shift all labels; so nothing old is used."""
+    """Half of the old and half of the new would be neither; so nothing old is used."""
     out = tmp_path / "out.lmdb"
     interrupt(photos, out, 150, monkeypatch)
-    put(photos, {"0/new.jpg": jpeg(999)})
+    put(photos, change)
     report = pack(photos, out)
     assert report.resumed == 0
     assert facts(report) == facts(pack(photos, tmp_path / "whole.lmdb"))

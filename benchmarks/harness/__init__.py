@@ -1,6 +1,7 @@
 """What all benchmarks share: fresh processes, interleaved rounds, machine facts, results."""
 
 from harness.cases import Benchmark, Case, Context, Goal, Runs, ratios
+from harness.clock import Stopwatch
 from harness.files import evict, read_all, resident_share, sync
 from harness.run import main
 
@@ -10,6 +11,7 @@ __all__ = [
     "Context",
     "Goal",
     "Runs",
+    "Stopwatch",
     "evict",
     "main",
     "ratios",

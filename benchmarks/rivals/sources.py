@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -48,6 +49,11 @@ def samples(files: list[tuple[str, int]], work: str) -> Iterator[tuple[bytes, in
         yield prepare(path), label
 
 
+def _cpu_seconds() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+
 def measure(write: Callable[[list[tuple[str, int]], Path, str, int], None]) -> None:
     """Time ``write(files, folder, work, processes)`` and print the figures.
 
@@ -63,7 +69,7 @@ def measure(write: Callable[[list[tuple[str, int]], Path, str, int], None]) -> N
     for path, _ in files:
         as_it_is(path)
     os.sync()
-    started = time.perf_counter()
+    started, cpu = time.perf_counter(), _cpu_seconds()
     write(files, scratch, work, processes)
     written = time.perf_counter() - started
     subprocess.run(["sync", "-f", str(scratch)], check=True)
@@ -72,6 +78,7 @@ def measure(write: Callable[[list[tuple[str, int]], Path, str, int], None]) -> N
     figures = {
         "img/s, synced": len(files) / synced,
         "img/s before the sync": len(files) / written,
+        "ms CPU an image": (_cpu_seconds() - cpu) * 1e3 / len(files),
         "MB on disk": size / 1e6,
     }
     print(json.dumps(figures))

@@ -63,6 +63,8 @@ def check(data: BytesLike, *, max_pixels: int | None = DEFAULT_MAX_PIXELS) -> Im
     header = probe(data, max_pixels=max_pixels)
     if header.format == "jpeg":
         jpeg.check_pixels(data, header)
+    elif header.format == "png":
+        png.check_pixels(data, max_pixels)
     else:
         _read_samples(data, header, "RGB", max_pixels)
     return header

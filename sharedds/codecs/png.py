@@ -12,7 +12,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from PIL import PngImagePlugin
 from sharedds.codecs.header import BytesLike, ImageHeader, exif_orientation, limit_pixels, reading
 from sharedds.errors import DecodeError
 
-__all__ = ["PngPixels", "read_header", "read_pixels", "write_png16"]
+__all__ = ["PngPixels", "check_pixels", "read_header", "read_pixels", "write_png16"]
 
 MAGIC = b"\x89PNG\r\n\x1a\n"
 
@@ -37,6 +37,7 @@ _ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), 
           (0, 1, 1, 2))  # fmt: skip
 _EXIF_TEXT = b"Raw profile type exif\0"
 _MAX_EXIF = 1 << 17
+_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +79,18 @@ def _verify(data: BytesLike, kind: bytes, start: int, end: int) -> None:
         raise DecodeError(f"PNG is damaged: wrong checksum of chunk {kind.decode('latin-1')}")
 
 
-def _ihdr(data: BytesLike) -> tuple[int, int, int, int, int]:
-    """Return width, height, bits, colour type and interlace method, all checked."""
+class _Head(NamedTuple):
+    """The header chunk."""
+
+    width: int
+    height: int
+    bits: int
+    colour: int
+    interlace: int
+
+
+def _ihdr(data: BytesLike) -> _Head:
+    """Return the header chunk, its values checked."""
     if len(data) < 33:
         raise DecodeError(f"PNG is truncated: {len(data)} bytes, too short for a header")
     if bytes(data[8:16]) != b"\0\0\0\x0dIHDR":
@@ -100,7 +111,7 @@ def _ihdr(data: BytesLike) -> tuple[int, int, int, int, int]:
             f"PNG is damaged: {width} x {height}, bit depth {bits}, colour type {colour}, "
             f"interlace {interlace}"
         )
-    return width, height, bits, colour, interlace
+    return _Head(width, height, bits, colour, interlace)
 
 
 def read_header(data: BytesLike) -> ImageHeader:
@@ -149,30 +160,64 @@ def _text_orientation(kind: bytes, content: bytes) -> int:
         return 0
 
 
-def _row_bytes(width: int, height: int, bits: int, interlace: int) -> int:
-    """Return the length of the inflated pixel data; ``bits`` are those of a whole pixel."""
-    if not interlace:
-        return height * (1 + (width * bits + 7) // 8)
-    total = 0
-    for x, y, dx, dy in _ADAM7:
-        columns, rows = (width - x + dx - 1) // dx, (height - y + dy - 1) // dy
-        if columns > 0 and rows > 0:
-            total += rows * (1 + (columns * bits + 7) // 8)
-    return total
+def _passes(head: _Head) -> list[tuple[int, int]]:
+    """Return (rows, bytes of a row) of the passes that the inflated pixel data consist of."""
+    bits = head.bits * _COLOUR[head.colour][0]
+    if not head.interlace:
+        return [(head.height, 1 + (head.width * bits + 7) // 8)]
+    sizes = (
+        ((head.width - x + dx - 1) // dx, (head.height - y + dy - 1) // dy)
+        for x, y, dx, dy in _ADAM7
+    )
+    return [(rows, 1 + (columns * bits + 7) // 8) for columns, rows in sizes if columns and rows]
 
 
-def _inflate(pieces: list[memoryview], expected: int) -> bytes:
+def check_pixels(data: BytesLike, max_pixels: int | None) -> None:
+    """Prove that the pixels of a PNG decode whole, in constant memory.
+
+    Once the checksums are right, the data inflate to their full length and each row names a filter
+    that exists, nothing is left that could fail.
+
+    Raises:
+        DecodeError: The file is damaged or truncated.
+        ImageTooLargeError: It has more than ``max_pixels`` pixels.
+    """
+    head, pieces, _ = _critical(data, max_pixels)
+    passes = iter(_passes(head))
+    expected = sum(rows * size for rows, size in _passes(head))
+    inflated, rows, size, start = 0, 0, 1, 0  # of the current pass, and where its next row starts
+    for block in _inflated(pieces, expected):
+        inflated += len(block)
+        while start < inflated:
+            if not rows:
+                rows, size = next(passes)
+            count = min(rows, -(-(inflated - start) // size))
+            filters = block[start - inflated + len(block) :: size][:count]
+            if max(filters) > 4:
+                raise DecodeError(f"PNG is damaged: a row has filter {max(filters)}")
+            rows, start = rows - count, start + count * size
+
+
+def _inflated(pieces: list[memoryview], expected: int) -> Iterator[bytes]:
+    """Yield the inflated pixel data in blocks, exactly ``expected`` bytes of them."""
     stream = zlib.decompressobj()
+    length = 0
     try:
-        # One byte more than wanted makes zlib reach its own checksum at the end of the stream.
-        raw = stream.decompress(b"".join(pieces), expected + 1)
+        for piece in pieces:
+            rest: bytes | memoryview = piece
+            # One byte more than wanted makes zlib reach its own checksum at the end of the stream.
+            while length <= expected and not stream.eof:
+                block = stream.decompress(rest, min(_BLOCK, expected + 1 - length))
+                rest = stream.unconsumed_tail
+                length += len(block)
+                if block:
+                    yield block if length <= expected else block[: expected - length]
+                elif not rest:
+                    break
     except zlib.error as error:
         raise DecodeError(f"PNG is damaged: {error}") from error
-    if len(raw) < expected or not (stream.eof or len(raw) > expected):
-        raise DecodeError(
-            f"PNG is truncated: its pixel data hold {len(raw):,} of {expected:,} bytes"
-        )
-    return raw if len(raw) == expected else raw[:expected]
+    if length < expected or not (stream.eof or length > expected):
+        raise DecodeError(f"PNG is truncated: its pixel data hold {length:,} of {expected:,} bytes")
 
 
 def _chunk(kind: bytes, content: bytes) -> bytes:
@@ -204,18 +249,12 @@ def _unfilter(file: bytes, raw_mode: str | None = None) -> NDArray[Any]:
         return np.asarray(image)
 
 
-def read_pixels(data: BytesLike, max_pixels: int | None) -> PngPixels:
-    """Decode all samples of a PNG, each with all its bits.
-
-    16-bit colour is unfiltered twice, once for the high and once for the low bytes: Pillow can read
-    each half of such a sample, never both at once.
-
-    Raises:
-        DecodeError: The file is damaged or truncated.
-        ImageTooLargeError: It has more than ``max_pixels`` pixels.
-    """
-    width, height, bits, colour, interlace = _ihdr(data)
-    limit_pixels(width, height, max_pixels)
+def _critical(
+    data: BytesLike, max_pixels: int | None
+) -> tuple[_Head, list[memoryview], dict[bytes, bytes]]:
+    """Return the header, the pieces of pixel data, and the palette chunks, checksums verified."""
+    head = _ihdr(data)
+    limit_pixels(head.width, head.height, max_pixels)
     view = memoryview(data)
     pieces: list[memoryview] = []
     table: dict[bytes, bytes] = {}
@@ -236,8 +275,23 @@ def read_pixels(data: BytesLike, max_pixels: int | None) -> PngPixels:
         raise DecodeError("PNG is truncated: it holds no pixel data (IDAT)")
     if not ended:
         raise DecodeError(f"PNG is truncated: no end chunk (IEND) in {len(data)} bytes")
+    return head, pieces, table
+
+
+def read_pixels(data: BytesLike, max_pixels: int | None) -> PngPixels:
+    """Decode all samples of a PNG, each with all its bits.
+
+    16-bit colour is unfiltered twice, once for the high and once for the low bytes: Pillow can read
+    each half of such a sample, never both at once.
+
+    Raises:
+        DecodeError: The file is damaged or truncated.
+        ImageTooLargeError: It has more than ``max_pixels`` pixels.
+    """
+    head, pieces, table = _critical(data, max_pixels)
+    width, height, bits, colour, interlace = head
     channels = _COLOUR[colour][0]
-    raw = _inflate(pieces, _row_bytes(width, height, bits * channels, interlace))
+    raw = b"".join(_inflated(pieces, sum(rows * size for rows, size in _passes(head))))
     with reading("PNG"):
         samples = _samples(width, height, bits, colour, interlace, raw)
     if samples.shape != (height, width, channels):

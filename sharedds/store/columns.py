@@ -181,14 +181,21 @@ class Column:
             return whole
         flat = rows.reshape(-1)
         out = np.empty((flat.size, *self._spec.shape), self.dtype)
-        segments = flat // self._spec.segment_rows
-        for segment in np.unique(segments).tolist():
-            where = np.flatnonzero(segments == segment)
-            out[where] = self.segment(segment)[flat[where] % self._spec.segment_rows]
         if self._row_checksums is not None:
-            for at, number in enumerate(flat.tolist()):
-                self._check_rows(number, out[at : at + 1])
+            self._gather_checked(flat.tolist(), out)
+        else:
+            segments = flat // self._spec.segment_rows
+            for segment in np.unique(segments).tolist():
+                where = np.flatnonzero(segments == segment)
+                out[where] = self.segment(segment)[flat[where] % self._spec.segment_rows]
         return out.reshape(*rows.shape, *self._spec.shape)
+
+    def _gather_checked(self, rows: list[int], out: npt.NDArray[Any]) -> None:
+        """Copy long rows one by one: each is compared with its checksum while it is at hand."""
+        for at, number in enumerate(rows):
+            segment, row = divmod(number, self._spec.segment_rows)
+            out[at] = self.segment(segment)[row]
+            self._check_rows(number, out[at : at + 1])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         return np.array(self[:], dtype=dtype, copy=copy)

@@ -94,7 +94,7 @@ def _fields(store: Store) -> list[FieldInfo]:
     elif chunked and len(store):
         empty = np.empty(0, np.uint64)  # samples without a single value have no entries
         lengths = np.concatenate([empty, *(rows[:, 1] for rows in _segments(store, "@entries"))])
-        bounds = np.asarray(store.column("@first")).astype(np.int64)
+        bounds = store.opened.entry_bounds()
         ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         each = (ends[bounds[1:]] - ends[bounds[:-1]]).reshape(len(store), len(chunked))
         filled = (np.diff(bounds) > 0).reshape(len(store), len(chunked))

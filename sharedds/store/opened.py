@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from sharedds.errors import (
@@ -163,6 +164,24 @@ class OpenedStore:
                 field=field,
             )
         return start, stop
+
+    def entry_bounds(self) -> npt.NDArray[np.int64]:
+        """Return the numbers of the first entry of every (sample, field), and the end.
+
+        Raises:
+            StoreFormatError: They are damaged.
+        """
+        entries = self.header.entries
+        if self.header.one_entry_each:
+            return np.arange(entries + 1)
+        first = np.asarray(self.column("@first"))
+        if first[0] != 0 or first[-1] != entries or np.any(first[1:] < first[:-1]):
+            raise StoreFormatError(
+                f"{self.path}: the numbers of the entries are damaged",
+                path=self.path,
+                field="@first",
+            )
+        return first.astype(np.int64)
 
     def entry(self, number: int, sample: int, field: str) -> memoryview:
         """Return the bytes of an entry, compared with their checksum.

@@ -1,0 +1,199 @@
+"""Files without a name that other processes reach."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import tempfile
+from pathlib import Path
+
+import lmdb
+import pytest
+from processes import METHODS, descriptors, in_process, python, started
+
+from sharedds.errors import (
+    SourceError,
+    StorageFullError,
+    StoreError,
+)
+from sharedds.handles import (
+    SharedFile,
+    anonymous_file,
+    storage_errors,
+)
+
+pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+
+
+def shared(data: bytes) -> SharedFile:
+    """Return a shared file of these bytes."""
+    file = anonymous_file()
+    file.write(data)
+    return SharedFile(file)
+
+
+def content(file: SharedFile) -> tuple[int, bytes]:
+    """Return the process and what it reads."""
+    return os.getpid(), bytes(file.view[:3])
+
+
+@pytest.mark.parametrize("size", [0, 3, 10_000_000])
+def test_a_shared_file_pickles_to_the_same_size_whatever_it_holds(size: int) -> None:
+    """Its pickle says where the bytes are, not what they are."""
+    file = shared(b"x" * size)
+    assert len(pickle.dumps(file)) < 200
+    assert bytes(pickle.loads(pickle.dumps(file)).view) == b"x" * size
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_shared_file_reaches_other_processes(method: str) -> None:
+    """Processes of all kinds read it."""
+    pid, data = in_process(method, content, shared(b"abcdef"))
+    assert data == b"abc"
+    assert pid != os.getpid()
+
+
+def test_a_shared_file_leaves_with_its_last_user() -> None:
+    """The number of open files returns to where it was."""
+    before = descriptors()
+    file = shared(b"abc")
+    again = pickle.loads(pickle.dumps(file))
+    assert descriptors() > before
+    del file, again
+    assert descriptors() == before
+
+
+def test_a_shared_file_has_no_name() -> None:
+    """Nothing appears in the temporary folder or in /dev/shm."""
+    places = [tempfile.gettempdir(), "/dev/shm"]
+    before = [set(os.listdir(place)) for place in places]
+    file = shared(b"abc")
+    assert [set(os.listdir(place)) for place in places] == before
+    assert file.size == 3
+
+
+def test_a_killed_creator_leaves_nothing(tmp_path: Path) -> None:
+    """A kill -9 in the middle of building, and after it, leaves no file; a named one would stay."""
+    before = set(os.listdir("/dev/shm"))
+    process = started(
+        """
+        import os, sys, tempfile
+        tempfile.tempdir = sys.argv[1]
+        from sharedds.handles import SharedFile, anonymous_file
+        named = tempfile.NamedTemporaryFile(prefix="naive-")
+        half = anonymous_file(); half.write(b"x" * 100_000); half.flush()
+        whole = anonymous_file(); whole.write(b"x" * 100_000); whole = SharedFile(whole)
+        print("ready", flush=True)
+        sys.stdin.read()
+        """,
+        tmp_path,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert [name[:6] for name in os.listdir(tmp_path)] == ["naive-"]
+    assert set(os.listdir("/dev/shm")) == before
+
+
+def test_a_creator_that_is_gone_is_a_clear_error() -> None:
+    """Unpickling after the creator ended says what to do."""
+    done = python(
+        """
+        import pickle
+        from sharedds.handles import SharedFile, anonymous_file
+        file = anonymous_file()
+        file.write(b"abc")
+        print(pickle.dumps(SharedFile(file)).hex())
+        """
+    )
+    with pytest.raises(SourceError, match=r"made by process \d+ cannot be reached.*build"):
+        pickle.loads(bytes.fromhex(done.stdout))
+
+
+def test_another_file_in_its_place_is_noticed() -> None:
+    """When the number of a descriptor was given to another file, that one is not read."""
+    file = shared(b"abc")
+    text = pickle.dumps(file)
+    number = file._descriptor
+    reader, writer = os.pipe()
+    spare = os.dup(number)
+    os.dup2(reader, number)  # a pipe: to open it could wait for ever
+    try:
+        with pytest.raises(SourceError, match="another file took its place"):
+            pickle.loads(text)
+    finally:
+        os.dup2(spare, number)
+        for descriptor in (reader, writer, spare):
+            os.close(descriptor)
+
+
+@pytest.fixture
+def without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A system without /proc, where files need names; return its temporary folder."""
+    real = os.path.isdir
+    monkeypatch.setattr(os.path, "isdir", lambda path: path != "/proc/self/fd" and real(path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_without_proc_the_name_goes_with_the_creator(without_proc: Path) -> None:
+    """Where a file needs a name, it has one as long as its creator has the file."""
+    file = shared(b"abc")
+    assert len(os.listdir(without_proc)) == 1
+    again = pickle.loads(pickle.dumps(file))
+    assert bytes(again.view) == b"abc"
+    del again
+    gc.collect()
+    assert len(os.listdir(without_proc)) == 1
+    del file
+    gc.collect()
+    assert os.listdir(without_proc) == []
+
+
+def test_without_proc_names_of_killed_creators_are_swept(without_proc: Path) -> None:
+    """The next user removes what a killed process left, and nothing else."""
+    (without_proc / "sharedds-999999999-abc").touch()
+    (without_proc / f"sharedds-{os.getpid()}-abc").touch()
+    (without_proc / "sharedds-notes.txt").touch()
+    anonymous_file().close()
+    names = {name.split("-")[1] for name in os.listdir(without_proc)}
+    assert names == {str(os.getpid()), "notes.txt"}
+
+
+def test_without_unnamed_files_one_is_made_and_unlinked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A file system that knows no files without a name serves as well."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "_O_TMPFILE_WORKS", False)
+    file = shared(b"abc")
+    assert os.listdir(tmp_path) == []
+    assert bytes(pickle.loads(pickle.dumps(file)).view) == b"abc"
+
+
+def test_no_temporary_folder_is_a_clear_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A temporary folder that is not there is named."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(SourceError, match="TMPDIR"):
+        anonymous_file()
+
+
+def test_storage_errors_leave_other_errors_alone(tmp_path: Path) -> None:
+    """Only what means "no room" is turned into another error, which tells the room there is."""
+    with pytest.raises(PermissionError), storage_errors("here"):
+        raise PermissionError
+    with (
+        pytest.raises(StorageFullError, match=r"here.*1,234 more.*[\d,]+ bytes are free"),
+        storage_errors("here", needed=lambda: 1234),
+    ):
+        raise OSError(28, "No space left on device")
+    with pytest.raises(StorageFullError), storage_errors(str(tmp_path)):
+        raise lmdb.Error("mdb_txn_commit: No space left on device")
+    with pytest.raises(StoreError, match="MDB_BAD_TXN"), storage_errors(str(tmp_path)):
+        raise lmdb.Error("MDB_BAD_TXN")

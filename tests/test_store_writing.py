@@ -1,0 +1,298 @@
+"""Writing a store: what is refused, how it begins and ends, growing."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import numpy as np
+import pytest
+from processes import descriptors
+from stores import SCHEMA, everything, jpeg, key_of, png, sample, write
+
+from sharedds.errors import (
+    DecodeError,
+    OptionError,
+    SampleIndexError,
+    SchemaError,
+    StoreError,
+    StoreExistsError,
+)
+from sharedds.store import Store, StoreWriter, info, verify
+
+REFUSED = [
+    ("photo", png(1)),
+    ("photo", b""),
+    ("photo", "text"),
+    ("photo", [[1], [1, 2]]),
+    ("mask", np.zeros((4, 4, 7), np.uint8)),
+    ("file", np.zeros((4, 4), np.uint8)),
+    ("boxes", np.zeros((1, 4), "U1")),
+    ("boxes", np.full((1, 4), 1e300)),
+    ("boxes", 5),
+    ("label", 1 << 63),
+    ("label", 1.5),
+    ("label", math.nan),
+    ("label", "1"),
+    ("label", None),
+    ("label", [1]),
+    ("label", np.uint64((1 << 64) - 1)),
+    ("weight", [1, 2]),
+    ("weight", [1, 2, 16_777_217]),
+    ("flag", 1),
+    ("pixels", np.zeros((40, 40, 3), np.int16) - 1),
+    ("pixels", np.zeros((3, 40, 40), np.uint8)),
+    ("caption", b"bytes"),
+    ("caption", "\ud800"),
+    ("blob", "text"),
+    ("blob", 5),
+    ("extra", b"bytes"),
+    ("extra", {"a": math.nan}),
+    ("extra", {1, 2}),
+    ("extra", "\ud800"),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), REFUSED, ids=range(len(REFUSED)))
+def test_a_value_that_does_not_fit_is_refused(tmp_path: Path, field: str, value: Any) -> None:
+    """The error names sample, key and field; the store is as if it had never been offered."""
+    whole = write(tmp_path / "whole.lmdb", 3)
+    with StoreWriter(
+        tmp_path / "x.lmdb", schema=SCHEMA, classes=["a", "b\udcfe"], attrs={"root": "/src"}
+    ) as writer:
+        for number in range(3):
+            with pytest.raises((SchemaError, DecodeError)) as caught:
+                writer.add({**sample(number), field: value}, key="refused")
+            assert f"sample {number} (refused), field '{field}'" in str(caught.value)
+            assert (caught.value.sample, caught.value.field) == (number, field)
+            writer.add(sample(number), key=key_of(number))
+    assert Store(tmp_path / "x.lmdb").digest == Store(whole).digest
+    assert everything(Store(tmp_path / "x.lmdb")) == everything(Store(whole))
+
+
+def test_a_refused_first_sample_decides_nothing(tmp_path: Path) -> None:
+    """Dtype and dimensions of an array field, and keys, come from the first one accepted."""
+    with StoreWriter(tmp_path / "x.lmdb", schema={"boxes": "array", "n": "int64"}) as writer:
+        with pytest.raises(SchemaError):
+            writer.add({"boxes": np.zeros((1, 2), np.int8), "n": "bad"}, key="k")
+        writer.add({"boxes": np.zeros(3, np.float64), "n": 1})
+    assert Store(tmp_path / "x.lmdb")[0]["boxes"].dtype == np.float64
+
+
+def test_arrays_of_a_field_have_equal_dimensions(tmp_path: Path) -> None:
+    """Boxes are (n, 4) also where n is 0: the shape (0,) is refused."""
+    with StoreWriter(tmp_path / "x.lmdb", schema={"boxes": "array:int16"}) as writer:
+        writer.add({"boxes": np.zeros((0, 4))})
+        with pytest.raises(SchemaError, match=r"shape \(0,\).*2 dimensions"):
+            writer.add({"boxes": []})
+        writer.add({"boxes": [[1, 2, 3, 4]]})
+    boxes = [Store(tmp_path / "x.lmdb")[i]["boxes"] for i in range(2)]
+    assert [b.shape for b in boxes] == [(0, 4), (1, 4)]
+
+
+@pytest.mark.parametrize("offered", [{}, {"x": 1, "y": 2}, {"y": 2}, None, [1]])
+def test_fields_are_those_of_the_schema(tmp_path: Path, offered: Any) -> None:
+    """Neither more nor fewer, in a mapping."""
+    with (
+        StoreWriter(tmp_path / "x.lmdb", schema={"x": "int64"}) as writer,
+        pytest.raises(SchemaError, match="sample 0"),
+    ):
+        writer.add(offered)
+
+
+@pytest.mark.parametrize("value", [7, 7.0, np.uint8(7), np.float64(7), np.array(7), True])
+def test_numbers_that_fit_are_taken(tmp_path: Path, value: Any) -> None:
+    """What is exactly a whole number is one, whatever its type."""
+    with StoreWriter(tmp_path / "x.lmdb", schema={"x": "int16"}) as writer:
+        writer.add({"x": value})
+    assert Store(tmp_path / "x.lmdb")[0]["x"] == int(value)
+
+
+def test_floats_keep_what_is_not_finite(tmp_path: Path) -> None:
+    """Infinity and NaN are numbers; precision may go, the size may not."""
+    with StoreWriter(tmp_path / "x.lmdb", schema={"x": "float32"}) as writer:
+        for value in (math.inf, math.nan, 0.1):
+            writer.add({"x": value})
+        with pytest.raises(SchemaError, match="without loss"):
+            writer.add({"x": 1e39})
+    assert np.array_equal(
+        Store(tmp_path / "x.lmdb").column("x"),
+        np.asarray([math.inf, math.nan, 0.1], np.float32),
+        equal_nan=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"attrs": {"a": math.nan}}, SchemaError),
+        ({"attrs": {"a": object()}}, SchemaError),
+        ({"attrs": [1]}, SchemaError),
+        ({"attrs": {"a": "x" * (40 << 20)}}, SchemaError),
+        ({"classes": "abc"}, OptionError),
+        ({"classes": [1]}, SchemaError),
+        ({"schema": {"x": "array"}, "resume": "work"}, OptionError),
+    ],
+)
+def test_options_that_cannot_be_kept_are_refused(
+    tmp_path: Path, options: dict[str, Any], error: type[Exception]
+) -> None:
+    """Before anything is made on disk."""
+    before = descriptors()
+    with pytest.raises(error):
+        StoreWriter(tmp_path / "x.lmdb", **{"schema": {"x": "int64"}} | options)
+    assert os.listdir(tmp_path) == []
+    assert descriptors() == before
+
+
+def test_nothing_has_the_final_name_before_the_end(tmp_path: Path) -> None:
+    """Until it is closed there is only the working folder, and after it only the file."""
+    writer = StoreWriter(tmp_path / "x.lmdb", schema={"x": "int64"})
+    writer.add({"x": 1})
+    assert os.listdir(tmp_path) == ["x.lmdb.partial"]
+    writer.close()
+    writer.close()
+    assert os.listdir(tmp_path) == ["x.lmdb"]
+
+
+def test_an_exception_publishes_nothing(tmp_path: Path) -> None:
+    """A writer that is left by an exception removes what it made."""
+    before = descriptors()
+    with (
+        pytest.raises(ZeroDivisionError),
+        StoreWriter(tmp_path / "x.lmdb", schema={"x": "int64"}) as writer,
+    ):
+        writer.add({"x": 1 // 0})
+    assert os.listdir(tmp_path) == []
+    assert descriptors() == before
+
+
+def test_a_closed_writer_takes_nothing(tmp_path: Path) -> None:
+    """After the end, or after giving up."""
+    writer = StoreWriter(tmp_path / "x.lmdb", schema={"x": "int64"})
+    writer.abort()
+    with pytest.raises(StoreError, match="closed"):
+        writer.add({"x": 1})
+    writer.abort()
+    writer.close()
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_existing_file_is_not_replaced(tmp_path: Path) -> None:
+    """Unless forced to; a folder never is."""
+    path = write(tmp_path / "x.lmdb", 2)
+    before = path.read_bytes()
+    with pytest.raises(StoreExistsError, match="--force"):
+        StoreWriter(path, schema={"x": "int64"}, resume="w")
+    assert path.read_bytes() == before
+    with StoreWriter(path, schema={"x": "int64"}, force=True):
+        pass
+    assert len(Store(path)) == 0
+    with pytest.raises(StoreExistsError, match="is a folder"):
+        StoreWriter(tmp_path, schema={"x": "int64"}, force=True)
+
+
+def test_a_file_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    """The work of hours is not lost either: the finished store stays where the error says."""
+    path = tmp_path / "x.lmdb"
+    writer = StoreWriter(path, schema={"x": "int64"})
+    writer.add({"x": 7})
+    path.write_text("mine")
+    with pytest.raises(StoreExistsError, match=r"x\.lmdb\.partial/data\.lmdb"):
+        writer.close()
+    assert path.read_text() == "mine"
+    assert Store(tmp_path / "x.lmdb.partial" / "data.lmdb")[0]["x"] == 7
+
+
+def test_files_of_others_in_the_working_folder_stay(tmp_path: Path) -> None:
+    """Only what a writer made is removed."""
+    (tmp_path / "x.lmdb.partial").mkdir()
+    (tmp_path / "x.lmdb.partial" / "notes.txt").write_text("mine")
+    write(tmp_path / "x.lmdb", 1)
+    assert os.listdir(tmp_path / "x.lmdb.partial") == ["notes.txt"]
+
+
+def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+    """A file where the working folder should be."""
+    (tmp_path / "x.lmdb.partial").write_text("mine")
+    with pytest.raises(StoreError, match=r"x\.lmdb.*cannot be written"):
+        StoreWriter(tmp_path / "x.lmdb", schema={"x": "int64"})
+    with pytest.raises(StoreError, match="cannot be written"):
+        StoreWriter(tmp_path / "x.lmdb.partial" / "y.lmdb", schema={"x": "int64"})
+
+
+def test_an_empty_store_is_a_store(tmp_path: Path) -> None:
+    """No samples: it opens, verifies and tells."""
+    store = Store(write(tmp_path / "x.lmdb", 0))
+    assert (len(store), list(store.fields)) == (0, list(SCHEMA))
+    assert verify(store.path, untrusted=True).ok
+    assert info(store.path).samples == 0
+    with pytest.raises(SampleIndexError):
+        store[0]
+
+
+def test_a_store_of_nothing_but_none_is_a_store(tmp_path: Path) -> None:
+    """Samples, but no values."""
+    with StoreWriter(tmp_path / "x.lmdb", schema={"x": "keep", "y": "raw"}) as writer:
+        for _ in range(3):
+            writer.add({"x": None, "y": None})
+    store = Store(tmp_path / "x.lmdb")
+    assert [store[i] for i in range(3)] == [{"x": None, "y": None}] * 3
+    assert verify(store.path, untrusted=True).ok
+    assert info(store.path).samples == 3
+
+
+def test_mixed_sizes_need_no_map_size(tmp_path: Path) -> None:
+    """A first picture of a few bytes says nothing about those to come; a guess from it fails."""
+    sizes = [70, *[200_000] * 300, 40_000_000]
+    head = b"BM" + bytes(60)
+    with (
+        lmdb.open(str(tmp_path / "naive"), subdir=False, map_size=sizes[0] * 400) as environment,
+        pytest.raises(lmdb.MapFullError),
+        environment.begin(write=True) as transaction,
+    ):
+        for number, size in enumerate(sizes):
+            transaction.put(str(number).encode(), bytes(size))
+    with StoreWriter(tmp_path / "x.lmdb", schema={"x": "keep"}) as writer:
+        for number, size in enumerate(sizes):
+            writer.add({"x": head + bytes([number % 256]) * size})
+    store = Store(tmp_path / "x.lmdb")
+    for number, size in enumerate(sizes):
+        data = store.read("x", number)
+        assert (len(data), data[-1]) == (len(head) + size, number % 256)
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin", "win32"])
+def test_the_map_grows_as_it_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, platform: str
+) -> None:
+    """At most 64 MiB and four times the source is asked for; the file is as small as it can."""
+    asked = []
+    real = lmdb.open
+
+    class Watched:
+        """An environment whose map is watched."""
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            asked.append(options["map_size"])
+            self.environment = real(*arguments, **options)
+
+        def set_mapsize(self, size: int) -> None:
+            asked.append(size)
+            self.environment.set_mapsize(size)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.environment, name)
+
+    monkeypatch.setattr(lmdb, "open", Watched)
+    monkeypatch.setattr("sys.platform", platform)
+    photos = [jpeg(number, 64) for number in range(20)]
+    with StoreWriter(tmp_path / "x.lmdb", schema={"image": "jpeg"}) as writer:
+        for photo in photos:
+            writer.add({"image": photo})
+    assert asked
+    assert max(asked) <= (64 << 20) + 4 * sum(map(len, photos))
+    assert (tmp_path / "x.lmdb").stat().st_size <= 1 << 20
