@@ -67,7 +67,7 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray[Any, Any], tuple[int, ...], Any]:
     return array, chunk, region
 
 
-@settings(max_examples=120)
+@settings(max_examples=120, deadline=None)
 @given(case=cases(), codec=st.sampled_from(["raw", "lz4", "zstd"]))
 def test_a_region_is_what_numpy_gives(folder: Path, case: Any, codec: str) -> None:
     """Any shape, dtype, blocks and region: the numbers of the array in memory."""
@@ -197,6 +197,7 @@ def test_a_region_of_another_kind_is_refused(tmp_path: Path, region: Any, error:
     assert (caught.value.sample, caught.value.field) == (0, "x")
 
 
+@settings(deadline=None)
 @given(npst.array_shapes(max_dims=5, min_side=0, max_side=3000), st.sampled_from([1, 2, 4, 8]))
 def test_default_blocks_are_small_and_fit(shape: tuple[int, ...], itemsize: int) -> None:
     """Whole up to 256 KiB, else at most 128 KiB, never larger than the array."""

@@ -54,7 +54,9 @@ indices = st.one_of(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None
+)
 @given(index=indices)
 def test_an_index_gives_what_numpy_gives(column: Pair, index: Any) -> None:
     """A number, a slice, a list, an array or a mask: rows as of an array in memory."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import METHODS, descriptors, in_process, python
 
@@ -51,6 +51,7 @@ def test_strings_come_back() -> None:
     assert list(PackedStrings.build(ITEMS)) == ITEMS
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]))))
 def test_strings_are_a_list(items: list[str]) -> None:
     """Whatever the strings: same length, same items, from both ends."""
@@ -59,6 +60,7 @@ def test_strings_are_a_list(items: list[str]) -> None:
     assert [packed[i] for i in range(-len(items), len(items))] == items * 2
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary()))
 def test_bytes_names_come_back_byte_for_byte(items: list[bytes]) -> None:
     """Names that are no UTF-8 keep their bytes, and ``os.fsencode`` restores them."""
@@ -137,6 +139,7 @@ def test_other_processes_read_them(many: PackedStrings, method: str) -> None:
 # --- arrays --------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(-(1 << 31), (1 << 31) - 1))))
 def test_rows_of_any_length_come_back(rows: list[list[int]]) -> None:
     """Rows are read-only arrays of the dtype they were built with."""

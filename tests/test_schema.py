@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharedds.errors import SchemaError
@@ -55,6 +55,7 @@ def test_another_kind_is_refused(kind: str) -> None:
     assert repr(kind) in str(caught.value)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=12))
 def test_any_text_is_a_kind_or_refused(kind: str) -> None:
     """No text leads to another error."""
@@ -105,6 +106,7 @@ def test_options_that_make_no_sense_are_refused(field: Any) -> None:
         parse_schema({"x": field})
 
 
+@settings(deadline=None)
 @given(st.integers(1, 1 << 34))
 def test_a_segment_stays_below_its_limit(row: int) -> None:
     """A power of two of rows, 64 MiB at most, 4 MiB for wide rows, and one row at least."""
