@@ -18,6 +18,7 @@ from sharedds.errors import (
     ClassMismatchError,
     CorruptDataError,
     DecodeError,
+    ImageTooLargeError,
     OptionError,
     SampleIndexError,
     SourceError,
@@ -345,3 +346,78 @@ def test_options_and_numbers_are_checked(packed: Path, tmp_path: Path) -> None:
         writer.add({"x": 1})
     with pytest.raises(OptionError, match="no field 'image'"):
         ImageDataset(tmp_path / "other.lmdb")
+
+
+def _own(path: Path, schema: dict[str, str], **values: Any) -> Path:
+    with StoreWriter(path, schema=schema) as writer:
+        writer.add(values)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "label"),
+    [("int64", 3), ("str", "cat"), ("json", {"a": 1}), ("float32", 0.5), ("bool", True)],
+)
+def test_labels_of_an_own_store_are_what_was_written(tmp_path: Path, kind: str, label: Any) -> None:
+    """A label is not always a number; reading a text column as numbers would be wrong silently."""
+    picture = np.asarray(gradient(1))
+    schema = {"image": "png", "label": kind, "orientation": "str"}
+    path = _own(tmp_path / "x.lmdb", schema, image=picture, label=label, orientation="left")
+    image, read = ImageDataset(path)[0]
+    assert read == label
+    assert np.array_equal(image.permute(1, 2, 0).numpy(), picture)
+
+
+@pytest.mark.parametrize("kind", ["float32[3,8,8]", "uint8[28,28]", "uint8[8,8,5]", "lz4", "str"])
+def test_fields_that_are_no_pictures_are_refused(tmp_path: Path, kind: str) -> None:
+    """Only pictures and uint8 pixels (H, W, C) are read as images; the error shows the fields."""
+    if kind == "str":
+        value: Any = "x"
+    elif kind == "lz4":
+        value = np.zeros((8, 8, 3), np.uint8)
+    else:
+        dtype, shape = kind[:-1].split("[")
+        value = np.zeros([int(n) for n in shape.split(",")], dtype)
+    path = _own(tmp_path / "x.lmdb", {"image": kind}, image=value)
+    with pytest.raises(OptionError, match="no field 'image' of pictures"):
+        ImageDataset(path)
+
+
+def test_raw_pixels_follow_the_mode(tmp_path: Path) -> None:
+    """Grey pixels become RGB; what would have to be computed is refused."""
+    grey = np.arange(64, dtype=np.uint8).reshape(8, 8, 1)
+    path = _own(tmp_path / "x.lmdb", {"image": "uint8[8,8,1]"}, image=grey)
+    assert ImageDataset(path)[0].shape == (3, 8, 8)
+    assert ImageDataset(path, mode="L")[0].shape == (1, 8, 8)
+    with pytest.raises(DecodeError, match=r"sample 0.*1 channels.*'RGBA'"):
+        ImageDataset(path, mode="RGBA")[0]
+
+
+def test_a_label_out_of_range_is_not_renumbered(tmp_path: Path) -> None:
+    """-1 often means unknown; as an index it would be the last class."""
+    schema = {"image": "png", "label": "int64"}
+    with StoreWriter(tmp_path / "x.lmdb", schema=schema, classes=["b"]) as writer:
+        writer.add({"image": np.asarray(gradient(1)), "label": -1})
+    dataset = ImageDataset(tmp_path / "x.lmdb", classes=["a", "b"])
+    with pytest.raises(ClassMismatchError, match="label -1"):
+        dataset[0]
+
+
+def test_a_bad_first_picture_blames_itself_alone(tmp_path: Path) -> None:
+    """The depth comes from the first picture that can be read."""
+    for i in range(3):
+        gradient(i).save(tmp_path / f"{i}.png")
+    (tmp_path / "0.png").write_bytes(b"\x89PNG\r\n\x1a\nbroken")
+    dataset = ImageDataset(tmp_path)
+    assert dataset[1].shape == (3, 30, 40)
+    (tmp_path / "0.png").unlink()
+    assert ImageDataset.__getitem__(dataset, 2).shape == (3, 30, 40)
+    with pytest.raises(SourceError, match=r"0\.png"):
+        dataset[0]
+
+
+def test_a_picture_over_the_limit_keeps_its_own_error(tmp_path: Path) -> None:
+    """It is not damaged, it is large; the error says how to allow it."""
+    path = _own(tmp_path / "x.lmdb", {"image": "png"}, image=np.zeros((20, 20), np.uint8))
+    with pytest.raises(ImageTooLargeError, match="max_pixels"):
+        ImageDataset(path, max_pixels=100)[0]

@@ -14,12 +14,14 @@ import torch
 from sharedds.codecs import DEFAULT_MAX_PIXELS, decode, probe
 from sharedds.datasets.indexed import IndexedDataset
 from sharedds.datasets.sources import FolderImages, ImageSource, StoreImages, is_image_folder
-from sharedds.errors import ClassMismatchError, CorruptDataError, DecodeError, OptionError
+from sharedds.errors import ClassMismatchError, DecodeError, OptionError, SharedDSError
 from sharedds.folder import ClassLevel
 from sharedds.handles import per_process
 from sharedds.packed import MappedArray, PackedStrings
 
 __all__ = ["ImageDataset"]
+
+_LOOKED_AT = 100  # pictures that may be bad before the first good one decides the depth
 
 
 class ImageDataset(IndexedDataset[Any]):
@@ -33,12 +35,13 @@ class ImageDataset(IndexedDataset[Any]):
         source: A store made by :func:`sharedds.pack`, any store with a field ``image``, or a
             folder.
         transform: Called with the tensor (C, H, W); what it returns is the image.
-        target_transform: Called with the label.
+        target_transform: Called with the label: a class number, or whatever the field ``label`` of
+            a store of your own holds.
         mode: ``"RGB"``, ``"L"``, ``"RGBA"``; ``"keep"`` for the channels as stored; ``"index"`` for
             palette indices or grey values untouched (masks).
         depth: ``"8"``, ``"16"`` or ``"keep"`` (each picture as it is). ``"auto"``: all take the
             depth of the first one, 8 bits scaled up without loss, 16 bits scaled down linearly
-            over 0..65535 with one warning.
+            over 0..65535 with one warning (bad files do not count).
         background: Shows through transparent pixels when the mode has no alpha.
         classes: Class names, or another dataset, that fix the numbering: labels are renumbered by
             name. Give the training set to the test set and they agree.
@@ -90,7 +93,11 @@ class ImageDataset(IndexedDataset[Any]):
         wanted = classes.classes if isinstance(classes, ImageDataset) else tuple(classes)
         own = self._source.class_names()
         if own is None or wanted is None:
-            raise ClassMismatchError(f"{self._source.path}: there are no class names to compare")
+            raise ClassMismatchError(
+                f"{self._source.path}: classes= renumbers labels by class name, and there are none "
+                f"in {'this dataset' if own is None else 'the other one'}",
+                path=self._source.path,
+            )
         number = {name: i for i, name in enumerate(wanted)}
         unknown = [name for name in own if name not in number]
         if unknown:
@@ -110,18 +117,26 @@ class ImageDataset(IndexedDataset[Any]):
         """Class names by number; None without classes."""
         return tuple(self._names) if self._names is not None else self._source.class_names()
 
-    def key(self, index: int) -> str:
+    def key(self, index: SupportsIndex) -> str:
         """Return the name of an image: its path in the folder it came from."""
         return self._source.name(self._position(index))
 
-    def label(self, index: int) -> int | None:
+    def label(self, index: SupportsIndex) -> Any:
         """Return the label of an image without reading the image; None without labels."""
         return self._label(self._position(index))
 
-    def _label(self, position: int) -> int | None:
+    def _label(self, position: int) -> Any:
         label = self._source.label(position)
-        if label is None or self._renumber is None:
+        if self._renumber is None:
             return label
+        if not 0 <= label < len(self._renumber):
+            raise ClassMismatchError(
+                f"{self._source.path}: sample {position} has label {label}, there are "
+                f"{len(self._renumber)} classes",
+                path=self._source.path,
+                sample=position,
+                field="label",
+            )
         return int(self._renumber.array[label])
 
     @per_process
@@ -130,11 +145,14 @@ class ImageDataset(IndexedDataset[Any]):
             return self._depth
         if self._mode in ("keep", "index") or len(self._source) == 0:
             return "keep"
-        first = self._source.stored(0)
-        if isinstance(first, np.ndarray):
-            return "8"
-        bits = probe(first, max_pixels=None).bits
-        return "8" if bits <= 8 else "16" if bits <= 16 else "keep"
+        for position in range(min(len(self._source), _LOOKED_AT)):
+            try:
+                stored = self._source.stored(position)
+                bits = 8 if isinstance(stored, np.ndarray) else probe(stored, max_pixels=None).bits
+            except SharedDSError:  # a bad file decides nothing; it is reported when it is read
+                continue
+            return "8" if bits <= 8 else "16" if bits <= 16 else "keep"
+        return "8"
 
     @per_process
     def _warned(self) -> list[bool]:
@@ -167,11 +185,11 @@ class ImageDataset(IndexedDataset[Any]):
 
     def _pixels(self, position: int) -> npt.NDArray[Any]:
         source = self._source
+        depth = self._target_depth
         data = source.stored(position)
-        if isinstance(data, np.ndarray):
-            return data
         try:
-            depth = self._target_depth
+            if isinstance(data, np.ndarray):
+                return _as_mode(data, self._mode)
             pixels = decode(
                 data,
                 mode=self._mode,
@@ -185,8 +203,7 @@ class ImageDataset(IndexedDataset[Any]):
             return pixels
         except DecodeError as error:
             name = os.path.join(source.path, source.name(position))
-            kind = CorruptDataError if isinstance(source, StoreImages) else type(error)
-            raise kind(
+            raise type(error)(
                 f"{name}: sample {position}: {error}", path=name, sample=position, field="image"
             ) from error
 
@@ -202,6 +219,18 @@ class ImageDataset(IndexedDataset[Any]):
 
     def __repr__(self) -> str:
         return f"ImageDataset({self._source.path!r}, {len(self)} images, mode={self._mode!r})"
+
+
+def _as_mode(pixels: npt.NDArray[np.uint8], mode: str) -> npt.NDArray[np.uint8]:
+    """Give stored pixels the channels of a mode where nothing has to be computed."""
+    channels = pixels.shape[2]
+    if mode == "keep" or (mode in ("L", "index") and channels == 1):
+        return pixels
+    if channels == {"RGB": 3, "RGBA": 4}.get(mode):
+        return pixels
+    if mode == "RGB" and channels == 1:
+        return np.repeat(pixels, 3, axis=2)
+    raise DecodeError(f"raw pixels with {channels} channels cannot be read as mode {mode!r}")
 
 
 def _shown(names: Sequence[str]) -> str:

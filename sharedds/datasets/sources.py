@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from sharedds.folder import ClassLevel, scan
 from sharedds.handles import absolute_path
 from sharedds.packed import PackedStrings
 from sharedds.store import Store
+from sharedds.store.layout import FieldSpec
 
 __all__ = ["FolderImages", "ImageSource", "StoreImages", "is_image_folder"]
 
@@ -30,8 +31,8 @@ class ImageSource(Protocol):
     def name(self, position: int) -> str:
         """Return the path of an image in the folder it came from, or its key."""
 
-    def label(self, position: int) -> int | None:
-        """Return the class number of an image, None without labels."""
+    def label(self, position: int) -> Any:
+        """Return the label of an image, None without labels."""
 
     def class_names(self) -> tuple[str, ...] | None:
         """Return the class names by number, None without classes."""
@@ -52,19 +53,36 @@ class StoreImages:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.store = Store(path)
         self.path = self.store.path
-        kinds = {field.name: field.kind for field in self.store.header.fields}
-        if kinds.get("image") not in ("image", "column"):
-            raise OptionError(
-                f"{self.path}: no field 'image' of pictures in it (fields: {', '.join(kinds)}); "
-                "read it with Store, or in a LazyDataset of your own",
-                path=self.path,
-            )
-        self._raw = kinds["image"] == "column"
-        self._labelled = "label" in kinds
-        self._upright = (
-            self._raw or self.store.attrs.get("recipe", {}).get("orientation") == "ignore"
+        self._fields = {field.name: field for field in self.store.header.fields}
+        self._raw = self._holds_pixels(self._fields.get("image"))
+        self._labelled = "label" in self._fields
+        # Only of a packed folder is it known what such a column is for.
+        packed = self.store.attrs.get("kind") == "images"
+        recipe = self.store.attrs.get("recipe", {}) if packed else {}
+        self._oriented = packed and self._is_number("orientation")
+        self._upright = recipe.get("orientation") == "ignore"
+
+    def _holds_pixels(self, image: FieldSpec | None) -> bool:
+        """Whether images are finished pixels in a column, and not files to be decoded."""
+        if image is not None and image.kind == "image":
+            return False
+        if image is not None and image.kind == "column" and image.dtype == "|u1":
+            *size, channels = image.shape or (0,)
+            if len(size) == 2 and channels in (1, 3, 4):
+                return True
+        found = ", ".join(f"{f.name}: {f.codec or f.kind}" for f in self._fields.values())
+        raise OptionError(
+            f"{self.path}: no field 'image' of pictures (jpeg, png, webp, keep or uint8[height, "
+            f"width, channels]); it has {found}. Read it with Store, or in a LazyDataset",
+            path=self.path,
+            field="image",
         )
-        self._oriented = "orientation" in kinds
+
+    def _is_number(self, name: str) -> bool:
+        field = self._fields.get(name)
+        if field is None or field.kind != "column" or field.shape:
+            return False
+        return np.dtype(field.dtype).kind in "iu"
 
     def __len__(self) -> int:
         return len(self.store)
@@ -73,14 +91,14 @@ class StoreImages:
         """Return the key of an image."""
         return self.store.key(position)
 
-    def label(self, position: int) -> int | None:
-        """Return the class number of an image."""
-        return int(self.store.column("label")[position]) if self._labelled else None
+    def label(self, position: int) -> Any:
+        """Return the label of an image: its class number, or whatever the store has there."""
+        return self.store.value("label", position) if self._labelled else None
 
     def class_names(self) -> tuple[str, ...] | None:
         """Return the class names by number."""
         classes = self.store.classes
-        return tuple(classes) if classes is not None else None
+        return tuple(classes) if classes is not None and self._is_number("label") else None
 
     def stored(self, position: int) -> memoryview | npt.NDArray[np.uint8]:
         """Return what is stored of an image."""
