@@ -92,7 +92,7 @@ FLOORS: dict[int, tuple[Room, ...]] = {
 }
 
 # Rooms on one floor that never meet: all they share is the format.
-STRANGERS = {frozenset({"ingest", "loader"})}
+STRANGERS = {frozenset({"ingest", "loader"}), frozenset({"ingest", "datasets"})}
 
 # Rooms whose modules may be imported late, inside functions.
 LAZY_ROOMS = {"", "cli"}
