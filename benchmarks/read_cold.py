@@ -44,9 +44,9 @@ def _count(context: Context) -> int:
 def prepare(context: Context) -> None:
     """Write a store of random records."""
     rng = np.random.default_rng(0)
-    with StoreWriter(_path(context), schema={"image": "keep"}) as writer:
+    with StoreWriter(_path(context), schema={"image": "raw"}) as writer:
         for _ in range(_count(context)):
-            writer.add({"image": rng.bytes(_BYTES)})
+            writer.add({"image": np.frombuffer(rng.bytes(_BYTES), np.uint8)})
 
 
 def _measure(context: Context, left: float, read: Callable[[list[int]], int]) -> dict[str, float]:

@@ -16,7 +16,7 @@ Each class is also the built-in that fits it, so ordinary ``except`` clauses wor
     │   │   └── IncompleteStoreError              an unfinished pack
     │   ├── CorruptDataError   ValueError         a value that fails its checksum or does not decode
     │   ├── StoreChangedError  RuntimeError       the file is not the one this object was made from
-    │   ├── StoreBusyError     RuntimeError       another process is writing it
+    │   ├── StoreBusyError     RuntimeError       another writer is at work on it
     │   └── StorageFullError   OSError            the disk, a quota or a size limit is exhausted
     ├── SampleIndexError       IndexError         no sample with this number
     ├── SampleKeyError         KeyError           no sample, field or column with this name
@@ -142,7 +142,7 @@ class StoreChangedError(StoreError, RuntimeError):
 
 
 class StoreBusyError(StoreError, RuntimeError):
-    """Another process is writing this store."""
+    """Another writer is at work on this store."""
 
 
 class StorageFullError(StoreError, OSError):

@@ -79,10 +79,8 @@ def _as_array(values: Any, dtype: np.dtype[Any] | None) -> npt.NDArray[Any]:
     try:
         return np.asarray(values, dtype, order="C")
     except (TypeError, ValueError, OverflowError) as error:
-        name = type(values).__name__
-        raise SchemaError(
-            f"{name} cannot become an array of {dtype or 'numbers'} ({error})"
-        ) from error
+        what = f"{type(values).__name__} cannot become an array of {dtype or 'numbers'}"
+        raise SchemaError(f"{what} ({error})") from error
 
 
 def _close(file: BinaryIO) -> None:
@@ -138,8 +136,7 @@ class RaggedArrayBuilder:
             StorageFullError: The temporary folder is full.
         """
         if isinstance(values, bytes):
-            data = values
-            if len(data) % self._dtype.itemsize:
+            if len(data := values) % self._dtype.itemsize:
                 raise SchemaError(f"{len(data)} bytes are no whole number of {self._dtype} values")
         else:
             row = _as_array(values, self._dtype)
@@ -176,7 +173,7 @@ class RaggedArray:
 
     @classmethod
     def build(cls, rows: Iterable[npt.ArrayLike], dtype: npt.DTypeLike) -> RaggedArray:
-        """Build from any iterable of 1-d rows; it is read once, as a stream.
+        """Build from any iterable of 1-d rows, read once as a stream.
 
         Raises:
             SchemaError: A row that is not 1-d or not of this dtype, or a dtype of objects.
@@ -232,8 +229,7 @@ class PackedStringsBuilder:
 class PackedStrings:
     """Strings or paths in one mapped file; reads like a sequence of ``str``.
 
-    Undecodable bytes in file names come back as surrogate escapes; ``os.fsencode`` restores them.
-    Make one with :meth:`build`.
+    Undecodable bytes of file names come back as surrogate escapes. Make one with :meth:`build`.
 
     Example:
         >>> names = PackedStrings.build(f"{i:04d}.jpg" for i in range(1000))

@@ -1,8 +1,8 @@
 """How far a long task is, told on stderr, and only when it is long.
 
-On a terminal a bar appears after two seconds; elsewhere (a log file, a batch system) one plain
-line is written every ten seconds. Short work says nothing. No thread is started, so that the caller
-stays free to fork, and a stream that fails ends the report, never the work.
+On a terminal a bar appears after two seconds; elsewhere (a log file, a batch system) a plain line
+is written after two seconds, then every ten. Short work says nothing. No thread is started, so that
+the caller stays free to fork, and a stream that fails ends the report, never the work.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Progress"]
 
-_BAR_AFTER = 2.0
+_FIRST_AFTER = 2.0
 _BAR_EVERY = 0.1
 _LINE_EVERY = 10.0
 _RATE_OVER = 30.0  # seconds that the rate looks back
@@ -67,7 +67,7 @@ class Progress:
         self._shown = False
         self._bar: RichProgress | None = None
         self._started = clock()
-        delay = 0.0 if enabled else _BAR_AFTER if self._terminal else _LINE_EVERY
+        delay = 0.0 if enabled else _FIRST_AFTER
         self._next = float("inf") if self._silent else self._started + delay
         # (time, count, bytes) of earlier reports, oldest first
         self._marks: deque[tuple[float, int, int]] = deque([(self._started, 0, 0)])

@@ -16,6 +16,7 @@ import sharedds.store.writer
 from sharedds.store import ArrayValue, Field, Store, StoreWriter
 
 __all__ = [
+    "HEAD",
     "SCHEMA",
     "contents",
     "cut_small",
@@ -66,6 +67,10 @@ def jpeg(number: int, side: int = 16) -> bytes:
 def png(number: int, side: int = 16) -> bytes:
     """Return a PNG."""
     return coded(picture(number, side)[:, :, 0], "PNG")
+
+
+#: The headers of a picture; with any bytes behind it, it can be stored in a ``keep`` field.
+HEAD = coded(picture(0, 1), "BMP")[:54]
 
 
 def key_of(number: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,7 +53,7 @@ def test_help_fits_a_terminal(name: str, capsys: pytest.CaptureFixture[str]) -> 
 def test_a_clean_pack_is_told_in_a_few_lines(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What was made, how large, of what, and its digest; nothing on stderr."""
+    """What was made, how large, of what, and its digest; stderr has the estimate."""
     out = str(tmp_path / "out.lmdb")
     assert main(["pack", str(photos), out]) == 0
     shown = capsys.readouterr()
@@ -60,7 +61,7 @@ def test_a_clean_pack_is_told_in_a_few_lines(
     assert first.startswith(f"{out}: 10 images of 2 classes, ")
     assert [line.split()[0] for line in rest] == ["format", "mode", "digest"]
     assert Store(out).digest in shown.out
-    assert shown.err == ""
+    assert re.fullmatch(r"about 1\d\.\d kB in 10 images to write\n", shown.err)
 
 
 def test_a_messy_pack_names_what_needs_a_look(
@@ -81,7 +82,9 @@ def test_a_messy_pack_names_what_needs_a_look(
     assert f"report {out}.report.jsonl" in lines
     assert sum(line.startswith("a/bad") for line in lines) == 10
     assert f"... and 2 more; {out}.report.jsonl names them all" in lines
-    assert all(line.startswith("note: ") for line in shown.err.splitlines())
+    estimate, *notes = shown.err.splitlines()
+    assert estimate.startswith("about ")
+    assert all(line.startswith("note: ") for line in notes)
     assert "1 class folder holds no image" in shown.err
     assert "under different labels" in shown.err
 
@@ -94,6 +97,8 @@ def test_exit_codes_tell_what_happened(photos: Path, tmp_path: Path) -> None:
     assert main(["pack", str(photos), out, "--quiet"]) == 1
     assert main(["pack", str(tmp_path / "bad"), str(tmp_path / "x")]) == 1
     assert main(["pack", str(photos)]) == 2
+    assert main(["pack", str(photos), str(photos / "inside")]) == 2
+    assert main(["pack", str(photos), str(tmp_path / "x"), "--max-side", "8"]) == 2
     assert main(["pack", str(photos), str(tmp_path / "x"), "--size", "9x"]) == 2
     put(photos, {"a/bad.jpg": b"no"})
     assert main(["pack", str(photos), out, "--quiet", "--force"]) == 3

@@ -160,6 +160,33 @@ def test_a_store_that_was_packed_again_is_the_same(path: Path) -> None:
     assert list(store[3]) == list(SCHEMA)
 
 
+READS: dict[str, Callable[[Store], Any]] = {
+    "read": lambda store: store.read("photo", 3),
+    "read_many": lambda store: store.read_many("photo", [1, 2]),
+    "advise": lambda store: store.advise("photo", [1, 2]),
+    "a sample": lambda store: store[3],
+    "an array": lambda store: store.array(1, "volume")[2:3],
+    "a column": lambda store: store.column("label")[:],
+    "a row": lambda store: store.column("pixels")[4],
+    "a segment": lambda store: store.column("label").segment(0),
+    "its bytes": lambda store: store.column("label").segment_bytes(0),
+    "a text": lambda store: store.texts("caption")[1],
+    "a key": lambda store: store.index_of(store.key(2)),
+}
+
+
+@pytest.mark.parametrize("used", [False, True], ids=["fresh", "used"])
+@pytest.mark.parametrize("way", READS)
+def test_a_store_that_was_cut_short_is_noticed(path: Path, way: str, *, used: bool) -> None:
+    """Every way to read says so, where the system would kill the process."""
+    store = Store(path)
+    if used:
+        READS[way](store)
+    os.truncate(path, PAGE)
+    with pytest.raises(StoreChangedError, match=r"copy\.lmdb was cut short.* 4,096 bytes"):
+        READS[way](store)
+
+
 def test_chunks_have_the_keys_of_the_specification(good: Path) -> None:
     """Big-endian numbers, so that the order of the keys is the order of the samples."""
     assert CHUNK_KEY.pack(1, 2, 3, 4) == bytes.fromhex("0000000000000001 02 03 00000004")

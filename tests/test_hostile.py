@@ -18,6 +18,7 @@ from attacks import outcome, rewrite
 from stores import everything, jpeg, write
 
 from sharedds.errors import (
+    ImageTooLargeError,
     StoreError,
     StoreFormatError,
 )
@@ -233,8 +234,39 @@ def test_a_summary_of_a_table_that_lies_ends(path: Path, lie: str) -> None:
 
 
 def test_decoded_values_are_checked_too(tmp_path: Path) -> None:
-    """Bytes that were never a picture, stored with the right checksum, are named as such."""
+    """A picture that is not whole, stored with the right checksum, is named as such."""
     with StoreWriter(tmp_path / "x.lmdb", schema={"image": "keep"}) as writer:
-        writer.add({"image": jpeg(1)[:200]}, key="broken.jpg")
+        writer.add({"image": jpeg(1, 64)[:-500]}, key="broken.jpg")
     with pytest.raises(StoreError, match=r"sample 0 \(broken.jpg\), field 'image' does not decode"):
         Store(tmp_path / "x.lmdb")[0]
+
+
+@pytest.mark.parametrize(
+    ("attrs", "refused"),
+    [
+        ({}, 65_535),
+        ({"recipe": {"max_pixels": 255}}, 16),
+        ({"recipe": {"max_pixels": 256}}, 17),
+        ({"recipe": {"max_pixels": "many"}}, 65_535),
+        ({"recipe": 5}, 65_535),
+    ],
+)
+def test_a_picture_with_too_many_pixels_is_refused_undecoded(
+    tmp_path: Path, attrs: dict[str, Any], refused: int
+) -> None:
+    """The limit is the one the store was packed with, or the one for all."""
+    bomb = bytearray(jpeg(1))
+    at = bomb.index(b"\xff\xc0") + 5  # height and width
+    bomb[at : at + 4] = struct.pack(">HH", refused, refused)
+    with StoreWriter(tmp_path / "x.lmdb", schema={"image": "jpeg"}, attrs=attrs) as writer:
+        writer.add({"image": bytes(bomb)}, key="bomb.jpg")
+        writer.add({"image": jpeg(1, 15)}, key="small.jpg")
+    store = Store(tmp_path / "x.lmdb")
+    for call in (lambda: store[0], lambda: store.array(0, "image")):
+        with pytest.raises(
+            ImageTooLargeError, match=r"sample 0, field 'image'.*max_pixels"
+        ) as caught:
+            call()
+        assert caught.value.key == "bomb.jpg"
+    assert bytes(store.read("image", 0)) == bytes(bomb)
+    assert store[1]["image"].shape == (15, 15, 3)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from attacks import PAGE, damage
+from stores import HEAD
 
 from sharedds.errors import (
     SharedDSError,
@@ -44,7 +45,7 @@ def tall(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tall") / "tall.lmdb"
     with StoreWriter(path, schema={"image": "keep"}) as writer:
         for number in range(300):
-            writer.add({"image": b"\x89PNG\r\n\x1a\n" + number.to_bytes(2, "big") * 20})
+            writer.add({"image": HEAD + number.to_bytes(2, "big") * 20})
     pages = Store(path).opened.pages
     tree = pages.database("chunks")
     assert tree is not None
@@ -132,5 +133,5 @@ def test_a_list_of_free_pages_may_be_long(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("sharedds.store.writer._COMMIT", 1)
     with StoreWriter(tmp_path / "x.lmdb", schema={"x": "keep"}) as writer:
         for number in range(400):
-            writer.add({"x": b"BM" + bytes(60 + number * 40)})
+            writer.add({"x": HEAD + bytes(8 + number * 40)})
     assert verify(tmp_path / "x.lmdb", untrusted=True).ok

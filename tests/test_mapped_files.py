@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from processes import METHODS, descriptors, forked, in_process, python
 from sharedds.errors import (
     SourceError,
     StoreBusyError,
+    StoreChangedError,
     StoreFormatError,
     StoreNotFoundError,
 )
@@ -128,10 +130,23 @@ def test_what_is_no_file_is_refused_at_once(
     assert os.listdir(tmp_path) == names
 
 
-def test_a_zero_byte_in_a_path_is_an_error_of_ours() -> None:
-    """A path that no system takes is refused like any other."""
-    with pytest.raises(SourceError, match="cannot be opened"):
-        map_file("a\0b")
+def test_a_file_that_was_cut_short_is_noticed(file: Path) -> None:
+    """Reading what is gone kills the process; asking first is an error with both sizes."""
+    code = """
+        import os, sys
+        from sharedds.handles import map_file
+        mapped = map_file(sys.argv[1])
+        os.truncate(sys.argv[1], 0)
+        mapped.view[0]
+    """
+    mapped = map_file(file)
+    mapped.require_whole()
+    os.truncate(file, 20_000)
+    mapped.require_whole()  # what was there is there still
+    os.truncate(file, 5_000)
+    with pytest.raises(StoreChangedError, match=r"file\.bin was cut short.*5,000.*10,000"):
+        mapped.require_whole()
+    assert python(code, file, ok=False).returncode == -signal.SIGBUS
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become someone else")

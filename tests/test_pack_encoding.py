@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pictures
 import pytest
-from packing import entries, image, jpeg, pack_files, put, row, run_script
+from packing import entries, events, image, jpeg, pack_files, put, row, run_script
 from PIL import Image, ImageOps
 
 from sharedds.codecs import probe
@@ -207,3 +207,19 @@ def test_large_scans_are_packed_in_bounded_memory(tmp_path: Path, codec: str) ->
     header = probe(Store(out).read("image", 0), max_pixels=None)
     assert (header.width, header.height) == (12_000, 9_000)
     assert done.stderr.count(b"\n") <= 1
+
+
+@pytest.mark.memory
+@pytest.mark.parametrize("codec", ["png", "jpeg", "webp", "raw"])
+def test_a_large_colour_picture_is_encoded_in_bounded_memory(tmp_path: Path, codec: str) -> None:
+    """108 million pixels of RGB stay under 1 GiB; WebP, which would take twice that, gives way."""
+    root = put(tmp_path / "src", {"a/x.png": pictures.black(12_000, 9_000, 8, 2)})
+    out = str(tmp_path / "out.lmdb")
+    script = PEAK.replace("codec=sys.argv[3]", "codec=sys.argv[3], size=(8, 8)")
+    done = run_script(script if codec == "raw" else PEAK, str(root), out, codec)
+    assert done.returncode == 0, done.stderr
+    samples, failed, peak = map(int, done.stdout.split())
+    assert (samples, failed) == (1, 0)
+    assert peak < 1 << 20  # in kB
+    counts = events(f"{out}.report.jsonl")[0]["content"]["format"]
+    assert counts == {"png" if codec == "webp" else codec: 1}

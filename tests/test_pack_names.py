@@ -146,7 +146,8 @@ def test_the_command_line_prints_any_name_in_plain_ascii(tmp_path: Path) -> None
         assert done.returncode == (3 if words[0] == "pack" else 0), done.stderr
         assert done.stdout.isascii()
         assert b"\x1b" not in done.stdout
-        assert done.stderr == b""
+        assert done.stderr.isascii()
+        assert done.stderr.count(b"\n") == (words[0] == "pack")  # the estimate
         if words[0] == "pack":
             assert b"\\xff/bad\\udce4\\n\\x1b[31m.jpg" in done.stdout.replace(b"\\udcff", b"\\xff")
     assert json.loads(run("info", out, "--json", env=ASCII).stdout)["samples"] == len(ODD)
@@ -186,7 +187,7 @@ def test_the_source_may_have_any_name(tmp_path: Path) -> None:
     assert run("pack", root, tmp_path / "o", env=ASCII).returncode == 0
     assert len(stored(tmp_path / "o")) == 2
     done = run("pack", root, tmp_path / os.fsdecode(b"o\xff"), env=ASCII)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert b"LMDB can only write where the path is UTF-8" in done.stderr
 
 

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pictures
 import pytest
 from packing import (
@@ -62,6 +63,29 @@ def shared_place() -> Iterator[Path]:
         ({"max_pixels": 0}, "max_pixels 0"),
         ({"workers": 0}, "workers 0"),
         ({"on_error": "stop"}, "on_error 'stop'"),
+        ({"size": (3,), "codec": "raw"}, r"size \(3,\)"),
+        ({"size": 64, "codec": "raw"}, "size 64"),
+        ({"size": "64x64", "codec": "raw"}, "size '64x64'"),
+        ({"size": (8, 8.5), "codec": "raw"}, "size 8.5"),
+        ({"quality": "90"}, "quality '90'"),
+        ({"quality": 90.5}, "quality 90.5"),
+        ({"quality": True}, "quality True"),
+        ({"codec": "png", "max_side": 16.5}, "max_side 16.5"),
+        ({"codec": ["png"]}, r"codec \['png'\]"),
+        ({"background": "pink"}, "background 'pink'"),
+        ({"background": (0, 0)}, r"background \(0, 0\)"),
+        ({"background": 7}, "background 7"),
+        ({"max_pixels": "200M"}, "max_pixels '200M'"),
+        ({"workers": 1.5}, "workers 1.5"),
+        ({"shuffle_seed": "x"}, "shuffle_seed 'x'"),
+        ({"against": 3}, "against 3"),
+        ({"against": [3]}, "against 3"),
+        ({"labels": 3}, "labels 3"),
+        ({"report": 3}, "report 3"),
+        ({"classes": 3}, "classes 3"),
+        ({"classes": {"a": 1}}, "classes a dict"),
+        ({"classes": {"a", "b"}}, "classes a set"),
+        ({"classes": [("a", np.zeros(9))]}, r"not tuple \(\('a', a ndarray\)\)"),
         ({"labels": "x.csv", "numeric_classes": True}, "labels= takes the place"),
         ({"labels": "x.csv", "class_level": "folder"}, "labels= takes the place"),
     ],
@@ -226,5 +250,5 @@ def test_a_full_disk_is_an_error_that_can_be_gone_on_from(tmp_path: Path, codec:
 def test_packing_at_once_into_one_output_is_refused(photos: Path, tmp_path: Path) -> None:
     """The second one says so and disturbs nothing."""
     other = StoreWriter(tmp_path / "out.lmdb", schema={"x": "int64"}, resume="other")
-    with other, pytest.raises(StoreError, match="another process"):
+    with other, pytest.raises(StoreError, match="is being written by another"):
         pack(photos, tmp_path / "out.lmdb")

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import tempfile
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import pytest
@@ -100,7 +105,7 @@ def test_a_killed_creator_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_creator_that_is_gone_is_a_clear_error() -> None:
-    """Unpickling after the creator ended says what to do."""
+    """Unpickling after the creator ended says what may be the reason, and what to do."""
     done = python(
         """
         import pickle
@@ -110,8 +115,80 @@ def test_a_creator_that_is_gone_is_a_clear_error() -> None:
         print(pickle.dumps(SharedFile(file)).hex())
         """
     )
-    with pytest.raises(SourceError, match=r"made by process \d+ cannot be reached.*build"):
+    with pytest.raises(SourceError, match=r"made by process \d+ cannot.*ended.*hidepid.*build"):
         pickle.loads(bytes.fromhex(done.stdout))
+
+
+CLOSED = """
+    import ctypes, multiprocessing, os, pickle, sys
+    from concurrent.futures import ProcessPoolExecutor
+    from sharedds.errors import SourceError
+    from sharedds.handles import SharedFile, anonymous_file
+    def read(files):
+        return [bytes(file.view) for file in files]
+    def work(files, results):
+        results.put(read(files) + read([pickle.loads(pickle.dumps(files[0]))]))
+    if __name__ == "__main__":
+        prctl = ctypes.CDLL(None).prctl
+        if os.geteuid() == 0 and len(sys.argv) == 2:
+            prctl(24, 19, 0, 0, 0)  # PR_CAPBSET_DROP, CAP_SYS_PTRACE: with the next program
+            os.execv(sys.executable, [sys.executable, *sys.argv, "again"])
+        prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
+        files = []
+        for number in range(3):
+            file = anonymous_file()
+            file.write(b"abc%d" % number)
+            files += [SharedFile(file)] * 2
+        context = multiprocessing.get_context(sys.argv[1])
+        results = context.Queue()
+        workers = [context.Process(target=work, args=(files, results)) for _ in range(2)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            assert results.get(timeout=60)[:-1] == read(files)
+            worker.join()
+        pool = ProcessPoolExecutor(1, mp_context=context)
+        try:
+            pool.submit(read, files).result(timeout=60)
+        except SourceError as error:
+            print(error)
+        except Exception as error:
+            print(error.__cause__)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_process_that_none_may_look_into_reaches_its_workers(tmp_path: Path, method: str) -> None:
+    """As after setuid(): workers are given the open file as they start; later is too late."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(CLOSED))
+    done = subprocess.run(
+        [sys.executable, str(script), method],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "cannot be reached (Permission denied)" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_more_files_than_can_be_sent_reach_a_worker(method: str) -> None:
+    """A fork server takes 256 descriptors at once; the rest is reached through the creator."""
+    files = [shared(b"%d" % number) for number in range(300)]
+    context: Any = multiprocessing.get_context(method)
+    receiver, sender = context.Pipe(duplex=False)
+    worker = context.Process(target=send_all, args=(files + files[:3], sender))
+    worker.start()
+    assert receiver.recv() == [b"%d" % number for number in (*range(300), 0, 1, 2)]
+    worker.join()
+
+
+def send_all(files: list[SharedFile], sender: Any) -> None:
+    """Send what is in the files."""
+    sender.send([bytes(file.view) for file in files])
 
 
 def test_another_file_in_its_place_is_noticed() -> None:

@@ -22,7 +22,7 @@ import lmdb
 import numpy as np
 import pytest
 from processes import METHODS, descriptors, in_process, mounted, python, started
-from stores import jpeg, key_of
+from stores import HEAD, jpeg, key_of
 
 from sharedds.memory import process_memory
 from sharedds.store import Store, StoreWriter
@@ -209,7 +209,7 @@ def test_reading_is_no_leak(tmp_path: Path) -> None:
     noise = np.random.default_rng(0)
     with StoreWriter(path, schema={"x": "keep"}) as writer:
         for _ in range(80):
-            writer.add({"x": b"BM" + noise.bytes(1 << 20)})
+            writer.add({"x": HEAD + noise.bytes(1 << 20)})
     before, after, resident = in_process("spawn", read_all, path)
     assert resident > 60 << 20
     assert (after.private_dirty or 0) - (before.private_dirty or 0) < 10 << 20

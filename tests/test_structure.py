@@ -34,6 +34,7 @@ FLOORS: dict[int, tuple[Room, ...]] = {
         Room("errors"),
         Room("memory"),
         Room("progress"),
+        Room("text"),
         Room("handles", ("storage", "process", "mapped", "shared", "environment")),
         Room(
             "codecs",
@@ -83,7 +84,18 @@ FLOORS: dict[int, tuple[Room, ...]] = {
     3: (
         Room(
             "ingest",
-            ("executor", "images", "labels", "report", "job", "examine", "pack", "export"),
+            (
+                "executor",
+                "options",
+                "images",
+                "labels",
+                "report",
+                "places",
+                "job",
+                "examine",
+                "pack",
+                "export",
+            ),
         ),
         Room("loader", ("preload", "plan", "transport", "worker", "build")),
     ),

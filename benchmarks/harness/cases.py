@@ -133,6 +133,7 @@ class Result:
     rows: tuple[Row, ...]
     goals: tuple[GoalRow, ...]
     load: tuple[float, float]
+    elsewhere: tuple[float, float]  # share of the CPUs that others took: median and worst run
     left_out: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
 

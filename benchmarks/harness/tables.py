@@ -72,7 +72,11 @@ def _section(result: dict[str, Any]) -> Iterator[str]:
     if result["left_out"]:
         yield f"- Not run: {', '.join(result['left_out'])}."
     before, after = result["load"]
-    yield f"- Load average before and after: {before:.1f}, {after:.1f}."
+    median, worst = (100 * share for share in result["elsewhere"])
+    yield (
+        f"- Load average before and after: {before:.1f}, {after:.1f}. Others took {median:.0f} % "
+        f"of the CPUs in the median run, {worst:.0f} % in the worst."
+    )
     yield f"- {_machine(result['facts'])}."
     yield ""
 

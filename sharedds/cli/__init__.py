@@ -6,20 +6,23 @@ loads neither torch nor LMDB.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import click
 
-from sharedds.cli.text import complain
-from sharedds.errors import SharedDSError
+from sharedds.cli.text import complain, silence
+from sharedds.errors import OptionError, SharedDSError
 
 __all__ = ["VERBS", "LazyGroup", "Verb", "cli", "main"]
 
 FAILED = 1
+MISUSED = 2
 INTERRUPTED = 130
 
 
@@ -83,8 +86,8 @@ def cli() -> None:
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
-    0: done. 1: it failed, with one message on stderr. 2: the command was not understood.
-    130: interrupted with Ctrl-C.
+    0: done. 1: it failed, with one message on stderr. 2: the command was not understood, or its
+    options do not fit. 130: interrupted with Ctrl-C.
 
     Args:
         args: The words after the program's name; those of this process by default.
@@ -100,6 +103,11 @@ def main(args: Sequence[str] | None = None) -> int:
         return error.exit_code
     except SharedDSError as error:
         complain(f"Error: {error}")
+        return MISUSED if isinstance(error, OptionError) else FAILED
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        complain(f"Error: {silence(sys.stdout, error)}")  # what click itself prints, as of --help
         return FAILED
     except (click.Abort, KeyboardInterrupt):
         complain("Interrupted.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sharedds.cli.text import Table, decimal_size, echo, note, shares
+from sharedds.cli.text import Table, complain, decimal_size, echo, note, shares
 from sharedds.cli.values import color, pixels, size
 
 if TYPE_CHECKING:
@@ -153,6 +153,7 @@ def pack(
             out,
             orientation="ignore" if ignore_orientation else "apply",
             progress=False if quiet else None,
+            on_estimate=None if quiet or as_json else _announce,
             **options,
         )
     except KeyboardInterrupt:
@@ -166,6 +167,10 @@ def pack(
     if strict and (report.failed_count or report.duplicate_count or report.warnings):
         return STRICT_FOUND_SOMETHING
     return FINISHED_WITH_BAD_FILES if report.failed_count else 0
+
+
+def _announce(images: int, size: int) -> None:
+    complain(f"about {decimal_size(size)} in {_count(images, 'image', 'images')} to write")
 
 
 def _summary(report: PackReport) -> None:

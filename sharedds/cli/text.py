@@ -2,35 +2,60 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import sys
 from collections.abc import Mapping
 from typing import TextIO
 
 import click
 
-__all__ = ["Table", "complain", "decimal_size", "echo", "note", "plain", "shares"]
+from sharedds.text import printable
+
+__all__ = ["Table", "complain", "decimal_size", "echo", "note", "shares", "silence"]
 
 
-def plain(text: str, encoding: str | None = None) -> str:
-    """Return ``text`` with all that does not print, or that ``encoding`` lacks, as an escape."""
-    name = encoding or "utf-8"
-    text = text.encode(name, "backslashreplace").decode(name)
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def _write(text: str, stream: TextIO) -> None:
+def _write(text: str, stream: TextIO | None) -> None:
+    if stream is None:  # closed before the program began
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
     # Through the encoding of the stream as it is, which may know less than click believes.
-    click.echo(plain(text, stream.encoding).encode(stream.encoding or "utf-8"), file=stream)
+    click.echo(printable(text, stream.encoding).encode(stream.encoding or "utf-8"), file=stream)
 
 
 def echo(text: str) -> None:
-    """Print a line on stdout."""
-    _write(text, sys.stdout)
+    """Print a line on stdout.
+
+    Raises:
+        click.ClickException: It cannot be written there: closed, or the disk is full.
+    """
+    try:
+        _write(text, sys.stdout)
+    except BrokenPipeError:  # whose reader has seen enough: click ends in silence
+        raise
+    except (OSError, ValueError) as error:
+        raise click.ClickException(silence(sys.stdout, error)) from error
+
+
+def silence(stream: TextIO | None, error: Exception) -> str:
+    """Give up a stream that cannot be written to, and return what to say about it.
+
+    What its buffer holds goes nowhere, lest the interpreter fails over it once more at its end.
+    """
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())  # type: ignore[union-attr]
+        os.close(nowhere)
+    reason = getattr(error, "strerror", None) or error
+    return f"standard output cannot be written ({reason})"
 
 
 def complain(text: str) -> None:
-    """Print a line on stderr."""
-    _write(text, sys.stderr)
+    """Print a line on stderr, if there is a stderr that takes it."""
+    try:
+        _write(text, sys.stderr)
+    except (OSError, ValueError) as error:
+        silence(sys.stderr, error)
 
 
 def note(text: str) -> None:
@@ -65,7 +90,7 @@ class Table:
 
     def add(self, *cells: str) -> None:
         """Add a row with a cell for each column."""
-        self._rows.append(tuple(map(plain, cells)))
+        self._rows.append(tuple(map(printable, cells)))
 
     def print(self, indent: str = "    ") -> None:
         """Print it, with a rule below the header."""

@@ -6,9 +6,9 @@ import re
 
 import click
 
-__all__ = ["color", "pixels", "size"]
+from sharedds.errors import OptionError
 
-_NAMED = {"white": (255, 255, 255), "black": (0, 0, 0), "grey": (128, 128, 128)}
+__all__ = ["color", "pixels", "size"]
 
 
 def size(word: str) -> tuple[int, int]:
@@ -32,11 +32,11 @@ def pixels(word: str) -> int | None:
 
 def color(word: str) -> tuple[int, int, int]:
     """Return red, green and blue of ``white``, ``black``, ``grey`` or of a word as ``ff8800``."""
-    named = _NAMED.get(word)
-    if named is not None:
-        return named
-    match = re.fullmatch(r"#?([0-9a-fA-F]{6})", word)
-    if match is None:
-        raise click.BadParameter(f"{word!r}: white, black, grey, or hexadecimal such as ff8800")
-    red, green, blue = bytes.fromhex(match[1])
-    return red, green, blue
+    from sharedds.ingest.options import color as parse  # noqa: PLC0415 - help stays quick
+
+    try:
+        return parse(word)
+    except OptionError:
+        raise click.BadParameter(
+            f"{word!r}: white, black, grey, or hexadecimal such as ff8800"
+        ) from None

@@ -76,7 +76,8 @@ def _encode_png(array: NDArray[Any], channels: int) -> bytes:
 
 def _as_pillow(array: NDArray[Any], mode: str) -> Image.Image:
     height, width = array.shape[:2]
-    return Image.frombytes(mode, (width, height), np.ascontiguousarray(array).tobytes())
+    # Flat, and not copied once more: Pillow's own copy of a large picture is large enough.
+    return Image.frombytes(mode, (width, height), np.ascontiguousarray(array).reshape(-1).data)
 
 
 def _save(image: Image.Image, format: str, **options: Any) -> bytes:

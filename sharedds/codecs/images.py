@@ -79,6 +79,7 @@ def decode(
     orientation: int | None = None,
     max_pixels: int | None = DEFAULT_MAX_PIXELS,
     header: ImageHeader | None = None,
+    at_least: tuple[int, int] | None = None,
 ) -> NDArray[Any]:
     """Decode a picture to an array.
 
@@ -94,6 +95,8 @@ def decode(
         orientation: EXIF orientation to undo; None takes it from the file, 1 leaves as stored.
         max_pixels: Largest width times height that is accepted; None accepts any.
         header: What :func:`probe` or :func:`check` said of these bytes, to save looking again.
+        at_least: (height, width) before the orientation is undone. A picture that is going to be
+            shrunk to this size or a larger one may come smaller than stored, but not below it.
 
     Returns:
         (H, W, C) array, C-contiguous and writable; the first frame of an animation.
@@ -110,7 +113,7 @@ def decode(
     else:
         limit_pixels(header.width, header.height, max_pixels)
     if header.format == "jpeg":
-        array = _decode_jpeg(data, header, mode)
+        array = _decode_jpeg(data, header, mode, at_least)
         if depth != "keep":
             array = change_depth(array, depth)
     else:
@@ -120,12 +123,14 @@ def decode(
     return array if array.flags.writeable else array.copy()
 
 
-def _decode_jpeg(data: BytesLike, header: ImageHeader, mode: str) -> NDArray[Any]:
+def _decode_jpeg(
+    data: BytesLike, header: ImageHeader, mode: str, at_least: tuple[int, int] | None
+) -> NDArray[Any]:
     if mode == "index" and header.channels != 1:
         raise DecodeError("mode='index' needs a palette or grey picture; this JPEG stores colours")
     if mode == "L" or (header.channels == 1 and mode in ("keep", "index")):
-        return jpeg.decode_pixels(data, header, "GRAY")
-    return jpeg.decode_pixels(data, header, "RGBA" if mode == "RGBA" else "RGB")
+        return jpeg.decode_pixels(data, header, "GRAY", at_least)
+    return jpeg.decode_pixels(data, header, "RGBA" if mode == "RGBA" else "RGB", at_least)
 
 
 # --- the other formats ---------------------------------------------------------------------------

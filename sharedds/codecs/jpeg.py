@@ -166,13 +166,20 @@ def _unusual(data: BytesLike, header: ImageHeader, colorspace: str) -> NDArray[n
         return np.asarray(wanted).reshape(header.height, header.width, -1).copy()
 
 
-def decode_pixels(data: BytesLike, header: ImageHeader, colorspace: str) -> NDArray[np.uint8]:
+def decode_pixels(
+    data: BytesLike,
+    header: ImageHeader,
+    colorspace: str,
+    at_least: tuple[int, int] | None = None,
+) -> NDArray[np.uint8]:
     """Decode to ``colorspace``: ``"RGB"``, ``"GRAY"`` (the stored luma) or ``"RGBA"`` (opaque).
 
     Args:
         data: The file; a memoryview is read in place, without a copy.
         header: What :func:`read_header` said, which bounds what is allocated.
         colorspace: Channels wanted.
+        at_least: (height, width): a picture of a half, a quarter or an eighth of the size will do
+            if it is not smaller than this. The transform of JPEG shrinks by itself, antialiased.
 
     Returns:
         uint8 array (height, width, channels), not rotated.
@@ -182,11 +189,24 @@ def decode_pixels(data: BytesLike, header: ImageHeader, colorspace: str) -> NDAr
     """
     if header.mode == "CMYK":
         return _decode_cmyk(data, header, colorspace)
-    shape = (header.height, header.width, _CHANNELS[colorspace])
-    pixels = _run(data, header, colorspace, buffer=np.empty(shape, np.uint8))
-    if pixels.shape != shape:
+    factor = _shrinking(header, at_least)
+    shape = (-(-header.height // factor), -(-header.width // factor), _CHANNELS[colorspace])
+    options: dict[str, Any] = {}
+    if factor > 1:
+        options = {"min_height": shape[0], "min_width": shape[1], "min_factor": factor}
+    pixels = _run(data, header, colorspace, buffer=np.empty(shape, np.uint8), **options)
+    full = (header.height, header.width, _CHANNELS[colorspace])  # of sampling that Pillow decodes
+    if pixels.shape not in (shape, full):
         raise DecodeError(f"JPEG does not fit its header: {pixels.shape}, expected {shape}")
     return pixels
+
+
+def _shrinking(header: ImageHeader, at_least: tuple[int, int] | None) -> int:
+    """Return by how much a picture may be shrunk while it is decoded: 1, 2, 4 or 8."""
+    if at_least is None:
+        return 1
+    fits = (header.height // max(1, at_least[0]), header.width // max(1, at_least[1]))
+    return max(factor for factor in (1, 2, 4, 8) if factor == 1 or factor <= min(fits))
 
 
 def _decode_cmyk(data: BytesLike, header: ImageHeader, colorspace: str) -> NDArray[np.uint8]:

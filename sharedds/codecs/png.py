@@ -38,6 +38,7 @@ _ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), 
 _EXIF_TEXT = b"Raw profile type exif\0"
 _MAX_EXIF = 1 << 17
 _BLOCK = 1 << 20
+_STRIP = 16 << 20  # bytes of larger pictures that are unfiltered together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,9 +292,13 @@ def read_pixels(data: BytesLike, max_pixels: int | None) -> PngPixels:
     head, pieces, table = _critical(data, max_pixels)
     width, height, bits, colour, interlace = head
     channels = _COLOUR[colour][0]
-    raw = b"".join(_inflated(pieces, sum(rows * size for rows, size in _passes(head))))
+    expected = sum(rows * size for rows, size in _passes(head))
     with reading("PNG"):
-        samples = _samples(width, height, bits, colour, interlace, raw)
+        if bits == 8 and not interlace and expected > _STRIP:
+            samples = _in_strips(head, _inflated(pieces, expected))
+        else:
+            raw = b"".join(_inflated(pieces, expected))
+            samples = _samples(width, height, bits, colour, interlace, raw)
     if samples.shape != (height, width, channels):
         raise DecodeError(f"PNG is damaged: samples {samples.shape} in {width} x {height} pixels")
     transparent = table.get(b"tRNS", b"")
@@ -307,6 +312,32 @@ def read_pixels(data: BytesLike, max_pixels: int | None) -> PngPixels:
     if colour in (0, 2) and len(transparent) >= 2 * channels:
         key = struct.unpack_from(f">{channels}H", transparent)
     return PngPixels(samples=samples, key=key)
+
+
+def _in_strips(head: _Head, blocks: Iterator[bytes]) -> NDArray[np.uint8]:
+    """Unfilter 8-bit samples strip by strip: hardly any memory but for the result.
+
+    The filters of a row look at the row above, so each strip begins with the last row of the one
+    before, stored as it is.
+    """
+    channels = _COLOUR[head.colour][0]
+    result = np.empty((head.height, head.width, channels), np.uint8)
+    size = 1 + head.width * channels
+    above = bytes(size)
+    raw, done = bytearray(), 0
+    for block in blocks:
+        raw += block
+        rows = len(raw) // size
+        if not rows or (len(raw) < _STRIP and done + rows < head.height):
+            continue
+        strip = above + raw[: rows * size]
+        del raw[: rows * size]
+        file = _minimal(head.width, rows + 1, 8, head.colour, 0, strip)
+        samples = _unfilter(file).reshape(rows + 1, head.width, channels)
+        result[done : done + rows] = samples[1:]
+        done += rows
+        above = b"\0" + samples[-1].tobytes()
+    return result
 
 
 def _samples(

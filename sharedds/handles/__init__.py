@@ -1,8 +1,9 @@
 """Handles that live in one process: never pickled, never carried across a fork.
 
-This is the only room that knows about fork, spawn and pickle. It offers four things:
+This is the only room that knows about fork, spawn and pickle. It offers:
 
 * :class:`per_process` - an attribute computed once in each process that asks for it;
+* :class:`MadeHere` - whether this is still the process that made an object;
 * :func:`map_file` - one read-only mapping for each real file of a process, however it is spelled;
 * :class:`SharedFile` - bytes in a file without a name, which other processes reach in O(1);
 * :func:`open_environment` - one LMDB environment for each real file of a process.
@@ -12,13 +13,14 @@ forked child they start empty: what was inherited is kept alive but never used o
 destructor that runs in the child may act on something that belongs to the parent.
 """
 
-from sharedds.handles.environment import open_environment
+from sharedds.handles.environment import open_environment, require_lmdb_path
 from sharedds.handles.mapped import MappedFile, map_file
-from sharedds.handles.process import per_process
+from sharedds.handles.process import MadeHere, per_process
 from sharedds.handles.shared import SharedFile, anonymous_file
 from sharedds.handles.storage import absolute_path, free_bytes, storage_errors
 
 __all__ = [
+    "MadeHere",
     "MappedFile",
     "SharedFile",
     "absolute_path",
@@ -27,5 +29,6 @@ __all__ = [
     "map_file",
     "open_environment",
     "per_process",
+    "require_lmdb_path",
     "storage_errors",
 ]

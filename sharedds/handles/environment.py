@@ -11,6 +11,7 @@ from typing import Any
 import lmdb
 
 from sharedds.errors import (
+    OptionError,
     SourceError,
     StorageFullError,
     StoreBusyError,
@@ -20,7 +21,7 @@ from sharedds.errors import (
 )
 from sharedds.handles.storage import absolute_path, storage_errors
 
-__all__ = ["open_environment"]
+__all__ = ["open_environment", "require_lmdb_path"]
 
 _lock = threading.RLock()
 
@@ -37,6 +38,21 @@ class _Shared:
 _environments: dict[tuple[int, int], _Shared] = {}
 
 
+def require_lmdb_path(path: str) -> None:
+    """Refuse a path that LMDB cannot be told: it takes UTF-8 only.
+
+    Raises:
+        OptionError: The path holds bytes that are not UTF-8.
+    """
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise OptionError(
+            f"{path!r}: LMDB takes only paths in UTF-8; choose another name for it or its folder",
+            path=path,
+        ) from error
+
+
 @contextlib.contextmanager
 def open_environment(path: str | os.PathLike[str], **options: Any) -> Iterator[lmdb.Environment]:
     """Open the LMDB file at ``path``, or share the environment this process has open already.
@@ -51,8 +67,10 @@ def open_environment(path: str | os.PathLike[str], **options: Any) -> Iterator[l
         StoreFormatError: LMDB cannot read it.
         StorageFullError: LMDB could not write.
         SourceError: It cannot be opened.
+        OptionError: The path is not UTF-8.
     """
     path = absolute_path(path)
+    require_lmdb_path(path)
     with _lock:
         key = _identify(path, create=not options.get("readonly"))
         shared = _environments.get(key)

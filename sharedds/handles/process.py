@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar, overload
 
 from sharedds.errors import OptionError
 
-__all__ = ["keep_inherited", "per_process"]
+__all__ = ["MadeHere", "keep_inherited", "per_process"]
 
 T = TypeVar("T")
 
@@ -22,6 +22,23 @@ _inherited: list[object] = []
 def keep_inherited(objects: Iterable[object]) -> None:
     """Keep what a forked child inherited alive to its end, so that no destructor runs in it."""
     _inherited.extend(objects)
+
+
+class MadeHere:
+    """Remembers the process it was made in: a forked child must leave alone what is not its own.
+
+    Example:
+        >>> bool(MadeHere())
+        True
+    """
+
+    __slots__ = ("_pid",)
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    def __bool__(self) -> bool:
+        return self._pid == os.getpid()
 
 
 class _Slot:

@@ -7,7 +7,8 @@ import mmap
 import os
 import tempfile
 import weakref
-from typing import BinaryIO
+from multiprocessing.context import get_spawning_popen
+from typing import Any, BinaryIO
 
 import psutil
 
@@ -17,6 +18,10 @@ from sharedds.handles.storage import storage_errors
 __all__ = ["SharedFile", "anonymous_file"]
 
 _PREFIX = "sharedds-"
+_MAX_SENT = 64  # descriptors sent to one process; a fork server takes 256 in all
+
+# What is sent to each process being spawned: a descriptor must not be sent twice.
+_sent: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
 
 
 def anonymous_file() -> BinaryIO:
@@ -65,11 +70,15 @@ def _sweep(folder: str) -> None:
                     os.unlink(entry.path)
 
 
+_State = tuple[str, int, int, tuple[int, int], Any]
+
+
 class SharedFile:
     """The finished bytes of an :func:`anonymous_file`, mapped read-only.
 
-    Pickling costs O(1): another process of the same user opens the same file through its creator,
-    who must still be alive at that moment. Nothing is copied, and /dev/shm plays no part.
+    Pickling costs O(1): a process being spawned is given the open file; any other opens it through
+    its creator, who must be of the same user and still alive at that moment. Nothing is copied, and
+    /dev/shm plays no part.
 
     Args:
         file: A file from :func:`anonymous_file`, written to its end. It is closed here.
@@ -101,16 +110,25 @@ class SharedFile:
         if self.size:
             self.view = memoryview(mmap.mmap(descriptor, self.size, access=mmap.ACCESS_READ))
 
-    def __getstate__(self) -> tuple[str, int, int, tuple[int, int]]:
+    def __getstate__(self) -> _State:
         path = self._name or f"/proc/{os.getpid()}/fd/{self._descriptor}"
-        return path, os.getpid(), self.size, self._identity
+        return path, os.getpid(), self.size, self._identity, _sent_along(self._descriptor)
 
-    def __setstate__(self, state: tuple[str, int, int, tuple[int, int]]) -> None:
-        path, creator, size, identity = state
+    def __setstate__(self, state: _State) -> None:
+        path, creator, size, identity, sent = state
+        name = None if path.startswith("/proc/") else path
+        if sent is not None:
+            with contextlib.suppress(OSError, LookupError):
+                descriptor: int = sent.detach()
+                info = os.fstat(descriptor)
+                if (info.st_dev, info.st_ino) == identity and info.st_size == size:
+                    self._open(os.dup(descriptor), name)  # it may come more than once
+                    return
         gone = (
-            f"an index made by process {creator} cannot be reached ({{}}): such an index lives "
-            "only as long as the process that made it, on the same machine; build the dataset "
-            "anew instead of unpickling it"
+            f"an index made by process {creator} cannot be reached ({{}}): either that process has "
+            "ended, with which such an index goes, or this one may not look into it (another user "
+            "or machine, /proc mounted with hidepid, a process that changed its user); build the "
+            "dataset anew instead of unpickling it"
         )
         try:
             info = os.stat(path)  # asked before open(), which waits on a pipe of another process
@@ -121,7 +139,18 @@ class SharedFile:
             raise
         except OSError as error:
             raise SourceError(gone.format(error.strerror)) from error
-        self._open(descriptor, None if path.startswith("/proc/") else path)
+        self._open(descriptor, name)
+
+
+def _sent_along(descriptor: int) -> Any:
+    """Hand a descriptor to the process being spawned; None where there is none."""
+    popen = get_spawning_popen()
+    if popen is None or not hasattr(popen, "DupFd"):
+        return None
+    sent = _sent.setdefault(popen, {})
+    if descriptor not in sent and len(sent) < _MAX_SENT:
+        sent[descriptor] = popen.DupFd(popen.duplicate_for_child(descriptor))
+    return sent.get(descriptor)
 
 
 def _remove(name: str, creator: int) -> None:

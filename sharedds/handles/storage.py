@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import lmdb
 
-from sharedds.errors import StorageFullError, StoreError
+from sharedds.errors import OptionError, SourceError, StorageFullError, StoreError
 
 __all__ = ["absolute_path", "free_bytes", "storage_errors"]
 
@@ -20,8 +20,27 @@ _FULL_TEXTS = ("No space left", "too large", "quota", "Input/output")
 
 
 def absolute_path(path: str | os.PathLike[str]) -> str:
-    """Return ``path`` with ``~`` expanded, absolute: it stays right when the process moves."""
-    return os.path.abspath(os.path.expanduser(os.fspath(path)))
+    """Return ``path`` with ``~`` expanded, absolute: it stays right when the process moves.
+
+    Raises:
+        OptionError: It is no path: of another type, or with a zero byte in it.
+        SourceError: It is relative, and the current folder was deleted.
+    """
+    try:
+        text = os.fsdecode(path)
+    except TypeError:
+        name = type(path).__name__
+        raise OptionError(f"a path must be a str or a path, not {name}: {path!r}") from None
+    if "\0" in text:
+        raise OptionError(f"{text!r} is no path: it holds a zero byte", path=text)
+    try:
+        return os.path.abspath(os.path.expanduser(text))
+    except FileNotFoundError as error:
+        raise SourceError(
+            f"{text}: the current folder was deleted; give an absolute path, or change to a folder "
+            "that exists",
+            path=text,
+        ) from error
 
 
 def free_bytes(path: str) -> int:

@@ -10,9 +10,10 @@ import numpy as np
 
 from sharedds.folder import FolderIndex
 from sharedds.ingest.images import FORMATS, MODES, ImageRecipe
-from sharedds.ingest.report import LISTED, PackReport, printable
+from sharedds.ingest.report import LISTED, PackReport
 from sharedds.store import Store
 from sharedds.store.duplicates import Duplicates, find_duplicates
+from sharedds.text import printable
 
 __all__ = ["content_counts", "examine", "remarks_on_folder"]
 

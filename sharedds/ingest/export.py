@@ -7,24 +7,27 @@ import csv
 import os
 import secrets
 import shutil
+from array import array
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from sharedds.codecs import encode_image, sniff
 from sharedds.errors import (
     OptionError,
     SampleKeyError,
+    SharedDSError,
     SourceError,
     StoreExistsError,
     StoreFormatError,
 )
 from sharedds.handles import absolute_path, storage_errors
-from sharedds.ingest.report import printable
 from sharedds.progress import Progress
 from sharedds.store import Store
+from sharedds.text import printable
 
 __all__ = ["ExportReport", "export"]
 
@@ -38,6 +41,7 @@ _SUFFIXES = {
 }
 _LONGEST_NAME = 255
 _LABELS = b"labels.csv"
+_TAKEN = (FileExistsError, NotADirectoryError, IsADirectoryError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,13 +94,14 @@ def export(
         StoreExistsError: The folder exists and is not empty.
         CorruptDataError: A value fails its checksum; nothing appears under the final name.
         StorageFullError: No room.
-        StoreFormatError: A key would lead out of the folder.
+        StoreFormatError: A key would lead out of the folder, or two cannot both be files.
         OptionError: There are no labels to write.
         SampleKeyError: There is no such field, or it does not hold pictures or bytes.
     """
     source = Store(store)
     path = absolute_path(folder)
-    if os.path.lexists(path) and not (os.path.isdir(path) and not os.listdir(path)):
+    usable = os.path.isdir(path) and not os.path.islink(path) and not os.listdir(path)
+    if os.path.lexists(path) and not usable:
         raise StoreExistsError(
             f"{printable(path)} exists and is not an empty folder; name another one", path=path
         )
@@ -112,6 +117,7 @@ def export(
             f"{source.path}: no labels in it to write", path=source.path, field="label"
         )
     files = empty = total = 0
+    names = _Names()
     with contextlib.ExitStack() as stack:
         out = None if dry_run else stack.enter_context(_NewFolder(path))
         table = stack.enter_context(out.table()) if out is not None and labels else None
@@ -124,12 +130,20 @@ def export(
                 empty += 1
             else:
                 name = _name(source, index, data)
+                names.add(name, index)
                 if out is not None:
-                    out.write(name, data)
+                    try:
+                        out.write(name, data)
+                    except SourceError as error:
+                        if isinstance(error.__cause__, _TAKEN):
+                            names.require_room_for_all(source)
+                        raise
                 if table is not None:
                     table.writerow([os.fsdecode(name), _label(source, index)])
                 files, total = files + 1, total + len(data)
             bar.advance(1, nbytes=0 if data is None else len(data))
+        if out is None:
+            names.require_room_for_all(source)
     return ExportReport(path=path, files=files, empty=empty, bytes=total, dry_run=dry_run)
 
 
@@ -137,6 +151,7 @@ class _NewFolder:
     """A folder that gets its name when it is whole; it is removed if that fails.
 
     Until then its name is one that nobody else has, so that nothing of anybody's is overwritten.
+    A folder that is there already, and empty, stays: it may be where a shell or a mount is.
     """
 
     def __init__(self, path: str) -> None:
@@ -155,12 +170,34 @@ class _NewFolder:
         try:
             if kind is None:
                 if os.path.isdir(self._path):
-                    os.rmdir(self._path)
-                os.rename(self._work, self._path)
+                    self._fill()
+                else:
+                    os.rename(self._work, self._path)
         except OSError as error:
+            if isinstance(error, SharedDSError):
+                raise
             raise self._error(self._path, error) from error
         finally:
             shutil.rmtree(self._work, ignore_errors=True)
+
+    def _fill(self) -> None:
+        """Move everything into the folder that is there; all of it, or nothing."""
+        if os.listdir(self._path):
+            raise StoreExistsError(
+                f"{printable(self._path)} was filled by another program meanwhile; name another "
+                "folder",
+                path=self._path,
+            )
+        target = os.fsencode(self._path)
+        moved: list[bytes] = []
+        try:
+            for name in os.listdir(self._work):
+                os.rename(os.path.join(self._work, name), os.path.join(target, name))
+                moved.append(name)
+        except BaseException:
+            for name in moved:
+                os.rename(os.path.join(target, name), os.path.join(self._work, name))
+            raise
 
     def _error(self, name: str, error: OSError) -> SourceError:
         return SourceError(
@@ -201,6 +238,51 @@ class _NewFolder:
             yield rows
 
 
+class _Names:
+    """The names that were given so far, 16 bytes each, to say which two cannot both be."""
+
+    def __init__(self) -> None:
+        self._hashes, self._samples = array("Q"), array("Q")
+        self._folders: dict[int, int] = {}  # hash of its name, and the first sample in it
+        self._last = b""
+
+    def add(self, name: bytes, sample: int) -> None:
+        """Note a name and the folders in it."""
+        self._hashes.append(xxhash.xxh3_64_intdigest(name))
+        self._samples.append(sample)
+        parent = os.path.dirname(name)
+        if parent == self._last:
+            return
+        self._last = parent
+        while parent:
+            self._folders.setdefault(xxhash.xxh3_64_intdigest(parent), sample)
+            parent = os.path.dirname(parent)
+
+    def require_room_for_all(self, source: Store) -> None:
+        """Raise an error if a file would have the name of another, or of a folder."""
+        hashes = np.frombuffer(self._hashes, np.uint64)
+        folders = np.fromiter(self._folders, np.uint64, len(self._folders))
+        order = np.argsort(hashes, kind="stable")
+        twice = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
+        if twice.size:
+            first, second = (self._samples[order[twice[0] + n]] for n in (0, 1))
+            what = "would have the same name"
+        else:
+            both = np.flatnonzero(np.isin(hashes, folders))
+            if not both.size:
+                return
+            first = self._samples[both[0]]
+            second = self._folders[int(hashes[both[0]])]
+            what = "cannot both be files: the one is a folder of the other"
+        keys = [printable(source.key(sample)) for sample in (first, second)]
+        raise StoreFormatError(
+            f"{source.path}: sample {first} ('{keys[0]}') and sample {second} ('{keys[1]}') {what}",
+            path=source.path,
+            sample=second,
+            key=source.key(second),
+        )
+
+
 def _label(source: Store, index: int) -> str:
     number, classes = int(source.column("label")[index]), source.classes
     return classes[number] if classes is not None and 0 <= number < len(classes) else str(number)
@@ -215,7 +297,17 @@ def _bytes_of(source: Store, field: str, index: int) -> bytes | memoryview | Non
             return None
     value = source.value(field, index)
     if isinstance(value, np.ndarray) and value.ndim in (2, 3) and value.size:
-        return encode_image(value, "png")
+        try:
+            return encode_image(value, "png")
+        except SharedDSError as error:
+            key = source.key(index)
+            raise type(error)(
+                f"{source.path}: sample {index} ({printable(key)}), field {field!r}: {error}",
+                path=source.path,
+                sample=index,
+                key=key,
+                field=field,
+            ) from error
     if value is None or isinstance(value, bytes):
         return value
     raise SampleKeyError(

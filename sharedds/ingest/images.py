@@ -23,6 +23,7 @@ from sharedds.codecs import (
 )
 from sharedds.errors import DecodeError, OptionError
 from sharedds.ingest.executor import MemoryBudget
+from sharedds.ingest.options import color, pair, shown, whole
 
 __all__ = ["CODECS", "FORMATS", "MODES", "Codec", "ImageRecipe", "ImageResult", "Ingester"]
 
@@ -37,7 +38,11 @@ MODES = (
 )
 
 _LONGEST = {"jpeg": 65_500, "webp": 16_383}  # pixels of a side that the format can hold
+_MAX_WEBP_PIXELS = 40_000_000  # its encoder takes some 20 bytes for each
 _MAX_FILE = (1 << 32) - 1
+# What encoding takes beside the pixels, in multiples of them; WebP's encoder keeps tables.
+_COPIES = {"jpeg": 1, "raw": 1, "png": 2, "webp": 6}
+_PNG_PROOF = 4 << 20
 _STORED_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 _COLUMNS = {
     "height": "int32",
@@ -65,7 +70,8 @@ class ImageRecipe:
         check: ``decode`` proves that every picture decodes whole; ``header`` trusts beyond the
             header.
         depth: ``keep``, or ``8`` to scale 16-bit values over 0..65535 to 8 bits.
-        background: What shows through transparent pixels when a codec has no alpha.
+        background: What shows through transparent pixels when a codec has no alpha: white, black,
+            grey, hexadecimal, or red, green and blue.
         orientation: ``apply`` turns pictures upright on reading; ``ignore`` leaves them as stored.
         max_pixels: Larger pictures are refused before they are decoded; None for no limit.
 
@@ -80,7 +86,7 @@ class ImageRecipe:
     size: tuple[int, int] | None = None
     check: Literal["decode", "header"] = "decode"
     depth: Literal["keep", "8"] = "keep"
-    background: tuple[int, int, int] = (255, 255, 255)
+    background: tuple[int, int, int] | str = (255, 255, 255)
     orientation: Literal["apply", "ignore"] = "apply"
     max_pixels: int | None = DEFAULT_MAX_PIXELS
 
@@ -99,17 +105,16 @@ class ImageRecipe:
                 f"{(sizes or ['depth'])[0]} needs pictures to be encoded anew; choose how with "
                 "codec='jpeg' (--codec jpeg), png or webp"
             )
-        if not 1 <= self.quality <= 100:
-            raise OptionError(f"quality {self.quality} is not in 1..100")
-        if not all(0 <= level <= 255 for level in self.background):
-            raise OptionError(f"background {self.background}: red, green and blue from 0 to 255")
-        if self.max_pixels is not None and self.max_pixels < 1:
-            raise OptionError(f"max_pixels {self.max_pixels}: at least 1, or None for no limit")
-        for name, value in (("max_side", self.max_side), ("short_side", self.short_side)):
-            if value is not None and value < 1:
-                raise OptionError(f"{name} {value}: at least 1 pixel")
-        if self.size is not None and not all(1 <= n <= 65_535 for n in self.size):
-            raise OptionError(f"size {self.size}: both sides from 1 to 65,535 pixels")
+        checked: dict[str, Any] = {
+            "quality": whole("quality", self.quality, 1, 100),
+            "max_side": whole("max_side", self.max_side, 1, optional=True),
+            "short_side": whole("short_side", self.short_side, 1, optional=True),
+            "size": None if self.size is None else pair("size", self.size),
+            "background": color(self.background),
+            "max_pixels": whole("max_pixels", self.max_pixels, 1, optional=True),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)  # as plain numbers, whatever held them
 
     def schema(self, *, labels: bool) -> dict[str, str]:
         """Return the schema of the store.
@@ -148,7 +153,7 @@ class Ingester:
 
     def __init__(self, recipe: ImageRecipe, *, workers: int = 1) -> None:
         self.recipe = recipe
-        self._budget = MemoryBudget(max(128 << 20, workers * (24 << 20)))
+        self._budget = MemoryBudget(max(512 << 20, workers * (24 << 20)))
 
     def __call__(self, path: bytes) -> ImageResult:
         """Read and prepare one file; a bad one is a result, not an error."""
@@ -178,12 +183,14 @@ class Ingester:
         recipe = self.recipe
         header = probe(data, max_pixels=recipe.max_pixels)
         if recipe.codec != "keep":
-            with self._budget.holding(_decoded_bytes(header)):
+            with self._budget.holding(_decoded_bytes(header) * (1 + _COPIES[recipe.codec])):
                 return self._encode(data, header)
         if recipe.check == "decode":
-            size = _decoded_bytes(header)
-            # To prove a JPEG it is decoded at 1/8 of its size.
-            with self._budget.holding(size // 64 if header.format == "jpeg" else size):
+            size = 2 * _decoded_bytes(header)
+            # To prove a JPEG it is decoded at 1/8 of its size, a PNG is only inflated.
+            if header.format in ("jpeg", "png"):
+                size = size // 128 if header.format == "jpeg" else min(size, _PNG_PROOF)
+            with self._budget.holding(size):
                 check(data, max_pixels=recipe.max_pixels)
         return ImageResult(data, _row(header), len(data))
 
@@ -196,7 +203,7 @@ class Ingester:
             data,
             mode=mode,
             depth=recipe.depth,
-            background=recipe.background,
+            background=color(recipe.background),
             orientation=1 if recipe.orientation == "ignore" else header.orientation,
             max_pixels=recipe.max_pixels,
             header=header,
@@ -212,7 +219,8 @@ class Ingester:
                 "16-bit pixels do not fit raw pixels of 8 bits without loss; scale them with "
                 "depth='8' (--depth 8)"
             )
-        if pixels.dtype != np.uint8 or max(pixels.shape) > _LONGEST.get(codec, 1 << 31):
+        large = codec == "webp" and pixels.shape[0] * pixels.shape[1] > _MAX_WEBP_PIXELS
+        if large or pixels.dtype != np.uint8 or max(pixels.shape) > _LONGEST.get(codec, 1 << 31):
             codec = "png"  # holds 16 bits and any side, without loss; the report counts these
         value: bytes | npt.NDArray[np.uint8]
         if codec == "raw":
@@ -289,6 +297,6 @@ def _mode(header: ImageHeader) -> int:
     return MODES.index(header.mode) if header.mode in MODES else 0
 
 
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise OptionError(f"{name} {value!r}: one of {', '.join(allowed)}")
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if not isinstance(value, str) or value not in allowed:
+        raise OptionError(f"{name} {shown(value)}: one of {', '.join(allowed)}")

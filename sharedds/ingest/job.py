@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,17 +13,20 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from sharedds.errors import DecodeError, SourceError, StorageFullError, StoreFormatError
+from sharedds.errors import DecodeError, SourceError, StoreFormatError
 from sharedds.folder import FolderIndex
 from sharedds.ingest.executor import run_in_order
 from sharedds.ingest.images import FORMATS, MODES, ImageRecipe, ImageResult, Ingester
 from sharedds.ingest.labels import NO_LABEL
-from sharedds.ingest.report import FailureLog, PackReport, printable
+from sharedds.ingest.places import clear_published, other_work
+from sharedds.ingest.report import FailureLog, PackReport
+from sharedds.packed import encode_text
 from sharedds.progress import Progress
-from sharedds.store import StoreWriter
+from sharedds.store import Store, StoreWriter
 from sharedds.store.partial import partial_path
+from sharedds.text import printable
 
-__all__ = ["Job", "bad_file", "check_room", "nothing_packed"]
+__all__ = ["Job", "bad_file", "nothing_packed"]
 
 _ROW_BYTES = 160  # columns, entry, key and tree of one sample, rounded up
 _PAGE = 4096
@@ -46,6 +48,9 @@ class Job:
         shuffle_seed: Store in an order of its own; None for the order of the index.
         outcome: The report to fill in.
         failures: Takes the bad files.
+
+    Attributes:
+        work: A text that is equal for equal work: only that is gone on with.
     """
 
     def __init__(
@@ -71,13 +76,17 @@ class Job:
             # Raw numbers, since NumPy may one day shuffle in another way, but keeps its generators.
             draws = np.random.Philox(shuffle_seed % (1 << 64)).random_raw(len(index))
             self.order = np.argsort(np.asarray(draws), kind="stable")
+        self.work = self._work()
+
+    def count(self) -> int:
+        """Return how many images there are to pack, as far as names tell."""
+        if self.labels is None:
+            return len(self.index)
+        return int(np.count_nonzero(self.labels != NO_LABEL))
 
     def estimate(self) -> int:
         """Return about how many bytes the store will take: from sizes, or from some encoded."""
-        recipe, index = self.recipe, self.index
-        count = (
-            len(index) if self.labels is None else int(np.count_nonzero(self.labels != NO_LABEL))
-        )
+        recipe, index, count = self.recipe, self.index, self.count()
         if recipe.size is not None:
             return count * (recipe.size[0] * recipe.size[1] * 3 + _ROW_BYTES)
         ratio = 1.0
@@ -116,6 +125,7 @@ class Job:
             DecodeError: A bad file, with ``on_error="raise"``.
             StorageFullError: No room.
         """
+        given_up = other_work(path, self.work)
         writer = StoreWriter(
             path,
             schema=self.recipe.schema(labels=self.labels is not None),
@@ -126,44 +136,59 @@ class Job:
                 "formats": FORMATS,
                 "modes": MODES,
                 "root": printable(self.index.root),
+                "work": self.work,
             },
             force=force,
-            resume=self._fingerprint(),
+            resume=self.work,
         )
+        if given_up:
+            images = "image" if given_up == 1 else "images"
+            self.outcome.warnings.append(
+                f"{given_up:,} {images} of an unfinished pack with other options or files were "
+                "discarded"
+            )
         ingester = Ingester(self.recipe, workers=workers)
         outcome = self.outcome
         with writer, Progress("packing", unit="images", enabled=progress) as bar:
             outcome.resumed = outcome.samples = len(writer)
-            start = self._pass_over(writer, ingester)
+            start = self._pass_over(writer.keys(), ingester)
             bar.total = len(self.index) - start
             with contextlib.closing(self._results(ingester, start, workers)) as results:
                 for position, result in results:
                     self._take(writer, position, result, on_error)
                     bar.advance(1, nbytes=result.source_bytes)
             if not outcome.samples:
-                writer.abort()
-                shutil.rmtree(partial_path(path), ignore_errors=True)
+                writer.abort(keep=False)
                 raise nothing_packed(self.index.root, outcome, self.failures)
 
-    def _fingerprint(self) -> str:
-        """Return a text that is equal for equal work: only that is gone on with."""
+    def finish(self, store: Store) -> None:
+        """Fill in the report of a store that this job has made and an ended run did not report."""
+        ingester, outcome = Ingester(self.recipe), self.outcome
+        outcome.resumed = outcome.samples = len(store)
+        keys = (encode_text(store.key(number)) for number in range(len(store)))
+        for position in self.order[self._pass_over(keys, ingester) :]:
+            self._refuse(int(position), self._prepare(ingester, int(position)))
+        clear_published(store.path)
+
+    def _work(self) -> str:
         options = json.dumps([asdict(self.recipe), self.classes, self.shuffle_seed])
         labels = xxhash.xxh3_128_hexdigest(self.labels.tobytes()) if self.labels is not None else ""
         return f"{self.index.fingerprint} {xxhash.xxh3_128_hexdigest(options.encode())} {labels}"
 
-    def _pass_over(self, writer: StoreWriter, ingester: Ingester) -> int:
+    def _pass_over(self, keys: Iterable[bytes], ingester: Ingester) -> int:
         """Return where to go on; what an earlier run refused is looked at again, for the reason."""
         at = 0
-        for key in writer.keys():  # noqa: SIM118 - not a dict
+        path = self.outcome.path
+        for key in keys:
             while at < len(self.order) and self.index.paths.bytes(int(self.order[at])) != key:
                 position = int(self.order[at])
                 self._refuse(position, self._prepare(ingester, position))
                 at += 1
             if at == len(self.order):
                 raise StoreFormatError(
-                    f"{writer.path}: {partial_path(writer.path)} holds other work than it says; "
-                    "remove it and start anew",
-                    path=writer.path,
+                    f"{path}: {partial_path(path)} holds other work than it says; remove it and "
+                    "start anew",
+                    path=path,
                 )
             at += 1
         return at
@@ -190,7 +215,7 @@ class Job:
         if result.value is None:
             bad = self._refuse(position, result)
             if bad and on_error == "raise":
-                raise bad_file(self.index.paths[position], result.reason)
+                raise bad_file(self.index.root, self.index.paths[position], result.reason)
             return
         sample: dict[str, Any] = {"image": result.value, **result.row}
         if self.labels is not None:
@@ -213,12 +238,12 @@ class Job:
         return False
 
 
-def bad_file(name: str, reason: str) -> DecodeError:
+def bad_file(root: str, name: str, reason: str) -> DecodeError:
     """Return the error of a bad file when bad files are not to be skipped."""
     return DecodeError(
         f"{printable(name)}: {reason}; mend or remove it, or skip bad files with on_error='skip' "
         "(--on-error skip)",
-        path=name,
+        path=os.path.join(root, name),
     )
 
 
@@ -245,24 +270,3 @@ def _stored(sizes: npt.NDArray[Any]) -> int:
     pages = np.ceil((sizes + 16) / _PAGE) * _PAGE
     shared = _PAGE / np.maximum((_PAGE - 16) // (sizes + 24), 1)
     return int(np.where(sizes > _LARGEST_INSIDE, pages, shared).sum())
-
-
-def check_room(path: str, needed: int) -> None:
-    """Refuse to begin what the disk cannot hold; what an earlier run wrote counts as room.
-
-    Raises:
-        StorageFullError: Not enough room.
-    """
-    folder = os.path.dirname(path)
-    while not os.path.isdir(folder):
-        folder = os.path.dirname(folder)
-    done = 0
-    if os.path.isdir(partial_path(path)):
-        done = sum(entry.stat().st_size for entry in os.scandir(partial_path(path)))
-    free = shutil.disk_usage(folder).free + done
-    if needed > free:
-        raise StorageFullError(
-            f"{path}: about {needed:,} bytes are needed and {free:,} are free on this disk; make "
-            "room, or store less (--codec jpeg --max-side 512)",
-            path=path,
-        )

@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Set
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from sharedds.errors import ClassMismatchError, OptionError, SharedDSError, SourceError
+from sharedds.handles import absolute_path
+from sharedds.ingest.options import shown
 from sharedds.packed import PackedStrings, encode_text
 from sharedds.store import Store
 
@@ -36,23 +38,41 @@ def load_classes(source: str | os.PathLike[str] | Iterable[str]) -> tuple[str, .
         OptionError: It holds no names, or one twice.
     """
     if isinstance(source, (str, os.PathLike)):
-        where = os.fspath(source)
+        where = absolute_path(source)
         names = _classes_of_file(where)
     else:
         where = "classes"
-        names = list(source)
+        names = _listed(source)
     if not names:
         raise OptionError(f"{where}: no class names in it", path=where)
     seen: set[str] = set()
     for name in names:
         if not isinstance(name, str):
             raise OptionError(
-                f"{where}: class names are text, not {type(name).__name__} ({name!r})"
+                f"{where}: class names are text, not {type(name).__name__} ({shown(name)})",
+                path=where,
             )
         if name in seen:
             raise OptionError(f"{where}: the class {name!r} is named twice", path=where)
         seen.add(name)
     return tuple(names)
+
+
+def _listed(source: object) -> list[str]:
+    """Return the names of a list, in its order; what has none, or no order, is refused."""
+    if not isinstance(source, Iterable) or isinstance(source, (bytes, Mapping, Set)):
+        raise OptionError(
+            f"classes {shown(source)}: a list of names in order, or the path of a file or store"
+        )
+    names = []
+    for name in source:
+        if not isinstance(name, str):
+            raise OptionError(
+                f"classes: class names are text, not {type(name).__name__} ({shown(name)}); pass a "
+                "list of names, such as the .classes of a dataset"
+            )
+        names.append(name)
+    return names
 
 
 def _classes_of_file(path: str) -> list[str]:
@@ -101,7 +121,7 @@ class LabelTable:
     def __init__(
         self, path: str | os.PathLike[str], classes: tuple[str, ...] | None = None
     ) -> None:
-        self.path = os.fspath(path)
+        self.path = absolute_path(path)
         hashes: list[npt.NDArray[np.uint64]] = []
         numbers: dict[str, int] = {}
         labels: list[npt.NDArray[np.int64]] = []
@@ -128,10 +148,6 @@ class LabelTable:
 
     def __len__(self) -> int:
         return len(self._hashes)
-
-    def content(self) -> bytes:
-        """Return bytes that change when a path or a label does."""
-        return self._hashes.tobytes() + self._labels.tobytes()
 
     def match(self, paths: PackedStrings) -> tuple[npt.NDArray[np.int64], int, str]:
         """Find the label of each path.

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from sharedds.codecs import DEFAULT_MAX_PIXELS
-from sharedds.errors import DecodeError, OptionError, SourceError, StoreExistsError
+from sharedds.errors import DecodeError, OptionError, SourceError
 from sharedds.folder import ClassLevel, FolderIndex, scan
-from sharedds.handles import absolute_path
 from sharedds.ingest.examine import examine, remarks_on_folder
 from sharedds.ingest.images import Codec, ImageRecipe
-from sharedds.ingest.job import Job, bad_file, check_room, nothing_packed
+from sharedds.ingest.job import Job, bad_file, nothing_packed
 from sharedds.ingest.labels import NO_LABEL, LabelTable, load_classes
-from sharedds.ingest.report import FailureLog, PackReport, printable, write_report
+from sharedds.ingest.options import PathLike, path_list, path_of, shown, whole
+from sharedds.ingest.places import check_places, check_room, output_exists
+from sharedds.ingest.report import FailureLog, PackReport, write_report
 from sharedds.progress import Progress
 from sharedds.store import Store
+from sharedds.text import printable
 
 __all__ = ["pack"]
 
@@ -36,7 +38,7 @@ def pack(
     size: tuple[int, int] | None = None,
     check: Literal["decode", "header"] = "decode",
     depth: Literal["keep", "8"] = "keep",
-    background: tuple[int, int, int] = (255, 255, 255),
+    background: tuple[int, int, int] | str = (255, 255, 255),
     orientation: Literal["apply", "ignore"] = "apply",
     max_pixels: int | None = DEFAULT_MAX_PIXELS,
     class_level: ClassLevel = "auto",
@@ -46,12 +48,13 @@ def pack(
     include_hidden: bool = False,
     shuffle_seed: int | None = None,
     on_error: Literal["skip", "raise"] = "skip",
-    against: Sequence[str | os.PathLike[str]] = (),
+    against: PathLike | Iterable[PathLike] = (),
     workers: int | None = None,
     force: bool = False,
     dry_run: bool = False,
     report: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
+    on_estimate: Callable[[int, int], None] | None = None,
 ) -> PackReport:
     """Pack a folder of images into one file. Interrupted, even by kill -9, the same call goes on.
 
@@ -66,7 +69,8 @@ def pack(
         size: (height, width) of raw pixels.
         check: ``"decode"`` proves every picture; ``"header"`` trusts beyond the header.
         depth: ``"8"`` scales 16-bit values to 8 bits when encoding anew.
-        background: Colour behind transparent pixels where the codec has no alpha.
+        background: Colour behind transparent pixels where the codec has no alpha: white, black,
+            grey, hexadecimal, or (red, green, blue).
         orientation: ``"ignore"`` leaves pictures as stored, whatever EXIF says; kept in the file.
         max_pixels: Refuse larger pictures before decoding; None for no limit.
         class_level: See :func:`sharedds.folder.scan`.
@@ -77,19 +81,21 @@ def pack(
         include_hidden: Also pack files and folders whose name begins with a dot.
         shuffle_seed: Store in a random order of the whole set, the same for the same seed.
         on_error: ``"skip"`` bad files and report them, or ``"raise"`` at the first.
-        against: Stores to look for the same pictures in (a test set, say).
+        against: A store, or several, to look for the same pictures in (a test set, say).
         workers: Threads that decode and encode; by default one for each CPU.
         force: Replace an existing file, in one step at the end; who has it open goes on reading it.
         dry_run: Scan and estimate only; nothing is written.
         report: Where the JSONL report goes; by default ``OUT.report.jsonl``.
         progress: True or False to show a bar; by default after two seconds.
+        on_estimate: Called before the first picture is packed, with how many there are and about
+            how many bytes the store will take.
 
     Returns:
         What was packed and what was not; also written as JSON lines.
 
     Raises:
         SourceError: The folder cannot be read, or holds no image; or the report cannot be written.
-        StoreExistsError: ``out`` exists and ``force`` is not set.
+        StoreExistsError: ``out`` exists and ``force`` is not set; or ``report`` does, and is none.
         StorageFullError: Not enough room; what is done is kept and goes on with the same call.
         OptionError, ClassMismatchError: The options do not fit each other or the folder.
         DecodeError: A bad file, with ``on_error="raise"``.
@@ -108,22 +114,20 @@ def pack(
         max_pixels=max_pixels,
     )
     if on_error not in ("skip", "raise"):
-        raise OptionError(f"on_error {on_error!r}: one of skip, raise")
-    if workers is not None and workers < 1:
-        raise OptionError(f"workers {workers}: at least 1")
+        raise OptionError(f"on_error {shown(on_error)}: one of skip, raise")
+    workers = whole("workers", workers, 1, optional=True)
+    shuffle_seed = whole("shuffle_seed", shuffle_seed, None, optional=True)
     if labels is not None and (numeric_classes or class_level not in ("auto", "none")):
         raise OptionError(
             "labels= takes the place of class folders; drop numeric_classes or class_level"
         )
-    root = absolute_path(source)
-    path = absolute_path(out)
-    outcome = PackReport(path=path, dry_run=dry_run)
-    if not dry_run:
-        outcome.report = absolute_path(report) if report is not None else f"{path}.report.jsonl"
-        _check_places(root, outcome, force=force)
+    root, path = path_of("source", source), path_of("out", out)
+    place = path_of("report", report) if report is not None else f"{path}.report.jsonl"
+    outcome = PackReport(path=path, report="" if dry_run else place, dry_run=dry_run)
+    made = check_places(root, path, place, force=force, dry_run=dry_run)
     names = load_classes(classes) if classes is not None else None
-    others = [Store(other) for other in against]
-    table = LabelTable(labels, names) if labels is not None else None
+    others = [Store(other) for other in path_list("against", against)]
+    table = LabelTable(path_of("labels", labels), names) if labels is not None else None
     with Progress("scanning", unit="files", enabled=progress) as bar:
         index = scan(
             root,
@@ -146,16 +150,22 @@ def pack(
             outcome=outcome,
             failures=failures,
         )
+        if made is not None and made.attrs["work"] != job.work:
+            raise output_exists(path)
         outcome.classes = len(job.classes) if job.classes is not None else None
         try:
             if not len(index):
                 raise nothing_packed(root, outcome, failures)
             if failures.count and on_error == "raise":
-                raise bad_file(*failures.first[0])
+                raise bad_file(root, *failures.first[0])
             outcome.estimated_bytes = outcome.bytes = job.estimate()
             if dry_run:
                 job.count_only()
+            elif made is not None:
+                job.finish(made)
             else:
+                if on_estimate is not None:
+                    on_estimate(job.count(), outcome.estimated_bytes)
                 # An estimate from a few pictures may be wrong; one from sizes is not.
                 exact = codec in ("keep", "raw")
                 check_room(path, outcome.estimated_bytes // (1 if exact else 2))
@@ -176,34 +186,6 @@ def pack(
         if not dry_run:
             write_report(outcome, failures, duplicates)
         return outcome
-
-
-def _check_places(root: str, outcome: PackReport, *, force: bool) -> None:
-    """Refuse outputs that could not be put in place at the end, before any work is done."""
-    path = outcome.path
-    if os.path.realpath(path).startswith(os.path.join(os.path.realpath(root), "")):
-        raise OptionError(
-            f"{printable(path)} lies inside the folder that is packed; choose another place",
-            path=path,
-        )
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        raise OptionError(
-            f"{printable(path)}: LMDB can only write where the path is UTF-8; choose another place",
-            path=path,
-        ) from None
-    if os.path.lexists(path) and not force:
-        raise StoreExistsError(
-            f"{printable(path)} exists already; choose another name, or replace it with force "
-            "(--force)",
-            path=path,
-        )
-    folder = os.path.dirname(outcome.report)
-    if folder != os.path.dirname(path) and not os.path.isdir(folder):
-        raise SourceError(f"{printable(folder)}: no such folder for the report", path=folder)
-    if outcome.report == path or os.path.isdir(outcome.report):
-        raise OptionError(f"{printable(outcome.report)} cannot be the report; choose another name")
 
 
 def _labels(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -9,21 +10,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
-from sharedds.errors import SourceError
+import xxhash
+
+from sharedds.errors import SharedDSError, SourceError
 from sharedds.folder import FolderIndex
 from sharedds.handles import storage_errors
 from sharedds.store.duplicates import DuplicateGroup, Duplicates
+from sharedds.text import printable
 
-__all__ = ["FailureLog", "PackReport", "printable", "write_report"]
+__all__ = [
+    "FailureLog",
+    "PackReport",
+    "no_report",
+    "summary_of",
+    "temporary_report",
+    "write_report",
+]
 
 LISTED = 1_000
 """So many bad files, and groups of equal files, are kept in memory; the JSONL report has all."""
 
-
-def printable(path: str) -> str:
-    """Return a path that any terminal or log can take: undecodable bytes and controls escaped."""
-    text = path.encode("utf-8", "backslashreplace").decode("utf-8")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+_LONGEST_SUMMARY = 1 << 26
 
 
 @dataclass(slots=True, kw_only=True)
@@ -176,7 +183,7 @@ def write_report(
         SourceError: It cannot be written there.
         StorageFullError: No room.
     """
-    temporary = f"{outcome.report}.tmp"
+    temporary = temporary_report(outcome.path, outcome.report)
     try:
         with storage_errors(outcome.report), open(temporary, "w", encoding="ascii") as file:
             for line in _lines(outcome, duplicates):
@@ -184,12 +191,37 @@ def write_report(
             file.writelines(failures.lines())
         os.replace(temporary, outcome.report)
     except OSError as error:
-        if isinstance(error, SourceError) or error.errno is None:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        if isinstance(error, SharedDSError):
             raise
-        raise SourceError(
-            f"{printable(outcome.report)}: the report cannot be written ({error.strerror})",
-            path=outcome.report,
-        ) from error
+        raise no_report(outcome.report, error) from error
+
+
+def temporary_report(path: str, report: str) -> str:
+    """Return the name of a report that is being written: only this output has it.
+
+    It is the same each time, so that what a killed run left is written over by the next.
+    """
+    own = xxhash.xxh3_128_hexdigest(os.fsencode(f"{path}\0{report}"))
+    return os.path.join(os.path.dirname(report), f".sharedds-{own}.tmp")
+
+
+def no_report(report: str, error: OSError) -> SourceError:
+    """Return the error of a report that cannot be written."""
+    return SourceError(
+        f"{printable(report)}: the report cannot be written ({error.strerror})", path=report
+    )
+
+
+def summary_of(report: str) -> dict[str, Any] | None:
+    """Return the first line of a report of ours; None where there is no such report."""
+    try:
+        with open(report, encoding="ascii") as file:
+            line = json.loads(file.readline(_LONGEST_SUMMARY))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return line if isinstance(line, dict) and line.get("event") == "summary" else None
 
 
 def _lines(outcome: PackReport, duplicates: Sequence[Duplicates]) -> Iterator[dict[str, Any]]:

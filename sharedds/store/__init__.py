@@ -3,6 +3,8 @@
 from sharedds.store.arrays import ChunkedArray
 from sharedds.store.columns import Column, RaggedColumn, TextColumn
 from sharedds.store.info import StoreInfo, info
+from sharedds.store.opened import holds_store
+from sharedds.store.partial import is_partial
 from sharedds.store.reader import Store
 from sharedds.store.schema import Field
 from sharedds.store.verify import VerifyReport, verify
@@ -19,6 +21,8 @@ __all__ = [
     "StoreWriter",
     "TextColumn",
     "VerifyReport",
+    "holds_store",
     "info",
+    "is_partial",
     "verify",
 ]

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import xxhash
 
 from sharedds.errors import CorruptDataError, SampleIndexError, SchemaError, StoreFormatError
+from sharedds.handles import MappedFile
 from sharedds.store.layout import ColumnSpec
 
 __all__ = ["Column", "RaggedColumn", "TextColumn"]
@@ -34,13 +35,14 @@ class Column:
         SampleIndexError: No such row.
         SchemaError: An index that does not name rows.
         CorruptDataError: The data read fail their checksum.
+        StoreChangedError: The file was cut short since it was opened.
     """
 
     def __init__(
         self,
         spec: ColumnSpec,
         locate: Callable[[str, int], tuple[int, int]],
-        view: memoryview,
+        file: MappedFile,
         path: str,
         row_checksums: Column | None = None,
     ) -> None:
@@ -50,7 +52,7 @@ class Column:
         self.path = path
         self._spec = spec
         self._locate = locate
-        self._view = view
+        self._file = file
         self._segments: dict[int, npt.NDArray[Any]] = {}
         self._row_checksums = row_checksums
 
@@ -65,6 +67,7 @@ class Column:
     def segment_bytes(self, index: int) -> memoryview:
         """Return the stored bytes of a segment, checked for their length only."""
         spec = self._spec
+        self._file.require_whole()
         offset, length = self._locate(spec.name, index)
         rows = min(spec.segment_rows, spec.rows - index * spec.segment_rows)
         if length != rows * spec.row_bytes:
@@ -74,10 +77,11 @@ class Column:
                 path=self.path,
                 field=spec.name,
             )
-        return self._view[offset : offset + length]
+        return self._file.view[offset : offset + length]
 
     def segment(self, index: int) -> npt.NDArray[Any]:
         """Return a segment as an array, checked against its checksum the first time."""
+        self._file.require_whole()
         segment = self._segments.get(index)
         if segment is None:
             data = self.segment_bytes(index)

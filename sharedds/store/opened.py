@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator
 
@@ -30,10 +31,20 @@ from sharedds.store.layout import (
     FieldSpec,
     column_key,
 )
-from sharedds.store.pages import Pages, Tree
+from sharedds.store.pages import Pages, Tree, is_lmdb
 from sharedds.store.partial import is_partial, partial_path
 
-__all__ = ["OpenedStore", "resolve"]
+__all__ = ["OpenedStore", "holds_store", "resolve"]
+
+
+def holds_store(folder: str | os.PathLike[str]) -> bool:
+    """Whether this is a folder with a ``data.mdb`` that begins like an LMDB file."""
+    inside = os.path.join(absolute_path(folder), "data.mdb")
+    with contextlib.suppress(OSError):
+        if os.path.isfile(inside):  # to open a pipe could wait for ever
+            with open(inside, "rb") as file:
+                return is_lmdb(file.read(32))
+    return False
 
 
 def resolve(path: str | os.PathLike[str]) -> str:
@@ -47,7 +58,7 @@ def resolve(path: str | os.PathLike[str]) -> str:
     full = absolute_path(path)
     if os.path.isdir(full):
         inside = os.path.join(full, "data.mdb")
-        if os.path.lexists(inside):
+        if holds_store(full):
             return inside
         if is_partial(full):
             raise IncompleteStoreError(
@@ -55,6 +66,8 @@ def resolve(path: str | os.PathLike[str]) -> str:
                 "run the same pack again to finish it",
                 path=full,
             )
+        if os.path.lexists(inside):
+            return inside  # whoever opens it says what is wrong with it
         raise StoreFormatError(f"{full}: a folder without a store (no data.mdb in it)", path=full)
     partial = partial_path(full)
     if not os.path.lexists(full) and is_partial(partial):
@@ -136,7 +149,7 @@ class OpenedStore:
                     f"{self.path}: no column {name!r}; columns: {known}", path=self.path, field=name
                 )
             rows = self.column(f"{name}@xxh3") if spec.wide else None
-            column = Column(spec, self._locate, self.file.view, self.path, rows)
+            column = Column(spec, self._locate, self.file, self.path, rows)
             self._columns[name] = column
         return column
 
@@ -188,6 +201,7 @@ class OpenedStore:
 
         Raises:
             CorruptDataError: They differ.
+            StoreChangedError: The file was cut short; the column of entries asks for that.
         """
         offset, length, checksum = self.column("@entries")[number].tolist()
         if offset + length <= self.file.size:

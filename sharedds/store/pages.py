@@ -26,7 +26,17 @@ import numpy.typing as npt
 
 from sharedds.errors import StoreFormatError
 
-__all__ = ["BIG", "BRANCH", "LEAF", "PAGE_HEADER", "SUBTREE", "TREE_SIZE", "Pages", "Tree"]
+__all__ = [
+    "BIG",
+    "BRANCH",
+    "LEAF",
+    "PAGE_HEADER",
+    "SUBTREE",
+    "TREE_SIZE",
+    "Pages",
+    "Tree",
+    "is_lmdb",
+]
 
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
 BRANCH, LEAF, OVERFLOW, _META = 0x01, 0x02, 0x04, 0x08
@@ -38,6 +48,13 @@ _page_header = struct.Struct("<QHHHH")
 _meta = struct.Struct("<IIQQ")
 _tree = struct.Struct("<IHHQQQQQ")
 TREE_SIZE = _tree.size
+
+
+def is_lmdb(head: bytes) -> bool:
+    """Whether a file that begins with these bytes, 20 or more, begins like one of LMDB."""
+    return head[PAGE_HEADER : PAGE_HEADER + 4] == _MAGIC.to_bytes(4, "little")
+
+
 _node = struct.Struct("<HHHH")
 
 

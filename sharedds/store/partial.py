@@ -23,24 +23,35 @@ from sharedds.errors import (
     StoreExistsError,
     StoreFormatError,
 )
-from sharedds.handles import absolute_path, open_environment, storage_errors
+from sharedds.handles import absolute_path, open_environment, require_lmdb_path, storage_errors
 from sharedds.store.layout import (
     CHUNK_KEY,
     CHUNKS,
     COLUMNS,
+    FORMAT_VERSION,
     HEADER,
     HEADER_KEY,
     PROGRESS_KEY,
     SEAL_KEY,
 )
-from sharedds.store.lock import FolderLock, sync_folder
+from sharedds.store.lock import (
+    LOCK,
+    MARK,
+    STATE,
+    FolderLock,
+    is_locked_here,
+    is_partial,
+    partial_path,
+    read_state,
+    sync_folder,
+)
 from sharedds.store.spool import SpoolLog
 
 __all__ = ["Partial", "is_partial", "partial_path"]
 
 _STEP = 48 << 20  # how much the map grows at once
 _SLACK = 4 << 20  # tree pages, free pages and the rounding of values to pages
-_DATA, _SPOOL, _STATE = "data.lmdb", "spool", "state.json"
+_DATA, _SPOOL, _NEW_STATE = "data.lmdb", "spool", "state.json.new"
 
 
 class _Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,16 +69,6 @@ class _Sealed(msgspec.Struct, frozen=True):
     entries: int
 
 
-def partial_path(path: str) -> str:
-    """Return the working folder that belongs to an output."""
-    return f"{path}.partial"
-
-
-def is_partial(folder: str) -> bool:
-    """Whether this is the working folder of an unfinished store."""
-    return os.path.exists(os.path.join(folder, _STATE))
-
-
 class Partial:
     """The working folder of a store, opened for writing.
 
@@ -83,7 +84,9 @@ class Partial:
         log: The spool.
 
     Raises:
-        StoreExistsError: The output exists and ``force`` is not set.
+        StoreExistsError: The output exists and ``force`` is not set, or the working folder is
+            something else's.
+        OptionError: The path is not UTF-8.
         StoreBusyError: Another writer is at work on it.
         StorageFullError: No room.
     """
@@ -95,6 +98,7 @@ class Partial:
         self, path: str, *, state: str | None, columns: Sequence[str], force: bool
     ) -> None:
         self.path = absolute_path(path)
+        require_lmdb_path(self.path)
         self.folder = partial_path(self.path)
         self._keep = state is not None
         self._force = force
@@ -103,6 +107,7 @@ class Partial:
         self._room = 0  # bytes the running transaction may still write
         self._needed = 0  # bytes asked for last, told when the disk is full
         self._require_free_name()
+        self._require_own_folder()
         self._lock = self._take_folder()
         try:
             self._require_free_name()  # a writer that held the lock may just have published
@@ -110,10 +115,7 @@ class Partial:
                 self._choose_work(state)
                 self._open_or_start_anew(columns)
         except BaseException:
-            if self._keep:
-                self.close()
-            else:
-                self.discard()
+            self.leave()
             raise
 
     def _require_free_name(self) -> None:
@@ -126,39 +128,54 @@ class Partial:
                 path=self.path,
             )
 
+    def _require_own_folder(self) -> None:
+        """Refuse a folder of somebody else that happens to have the name of the working folder."""
+        names: list[str] = []
+        if not is_partial(self.folder):
+            with contextlib.suppress(OSError):  # nothing is there, or no folder: told when made
+                names = sorted({*os.listdir(self.folder)} - {LOCK, _NEW_STATE})
+        # Asked again: another writer may have begun between the two looks.
+        if names and not is_partial(self.folder):
+            raise StoreExistsError(
+                f"{self.folder} is in the way: it holds {', '.join(names[:3])} and is no "
+                "unfinished store; move it, or choose another output",
+                path=self.folder,
+            )
+
     def _take_folder(self) -> FolderLock:
         with self._errors():
             lock = FolderLock.take(self.folder)
         if lock is None:
+            here = is_locked_here(self.folder)
+            who = "another writer in this process; close it" if here else "another process; end it"
             raise StoreBusyError(
-                f"{self.path} is being written by another process; wait for it or end it first",
-                path=self.path,
+                f"{self.path} is being written by {who} or wait for it", path=self.path
             )
         return lock
 
     def _choose_work(self, state: str | None) -> None:
-        wanted = state.encode("utf-8", "surrogateescape") if state is not None else b""
-        record = os.path.join(self.folder, _STATE)
-        found = None
-        with contextlib.suppress(OSError), open(record, "rb") as file:
-            found = file.read()
+        work = b"null" if state is None else state.encode("utf-8", "surrogateescape")
+        wanted = b'%s%d,"work":%s}\n' % (MARK, FORMAT_VERSION, work)
+        found = read_state(self.folder)
         published = False  # killed between its link and the end: data.lmdb is the output by now
         with contextlib.suppress(OSError):
             published = os.stat(self.data_path).st_nlink > 1
         if state is None or found != wanted or published:
             self._remove_files()
             sync_folder(self.folder)
-            with open(record, "wb") as file:
+            new = os.path.join(self.folder, _NEW_STATE)
+            with open(new, "wb") as file:
                 file.write(wanted)
                 file.flush()
                 os.fsync(file.fileno())
+            os.replace(new, os.path.join(self.folder, STATE))  # whole or not at all
 
     def _open_or_start_anew(self, columns: Sequence[str]) -> None:
         try:
             self._open(columns)
         except (StoreFormatError, msgspec.MsgspecError):  # it survived a crash of the machine badly
             self._files.close()
-            self._remove_files(keep=_STATE)
+            self._remove_files(keep=STATE)
             self._open(columns)
 
     def _open(self, columns: Sequence[str]) -> None:
@@ -305,9 +322,14 @@ class Partial:
         os.replace(self.data_path, self.path)
 
     def _remove_files(self, *, keep: str = "") -> None:
-        for name in {_DATA, _SPOOL, _STATE} - {keep}:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.join(self.folder, name))
+        for name in (_DATA, _SPOOL, _NEW_STATE, STATE):  # the mark goes last
+            if name != keep:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(os.path.join(self.folder, name))
+
+    def leave(self) -> None:
+        """End without publishing: close what can be continued, discard anything else."""
+        (self.close if self._keep else self.discard)()
 
     def close(self) -> None:
         """Leave the folder as the last commit made it, to be continued."""

@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from sharedds.codecs import decode
+from sharedds.codecs import DEFAULT_MAX_PIXELS, decode
 from sharedds.errors import (
     DecodeError,
+    ImageTooLargeError,
     SampleIndexError,
     SampleKeyError,
     SchemaError,
@@ -39,6 +40,11 @@ class Store:
     pickles to a few hundred bytes and may be made before workers start, by any start method.
 
     Every value read is compared with its checksum, so damage is an error and never wrong data.
+
+    A store is replaced by a rename, never in place. One that is cut short while it is open is a
+    :class:`StoreChangedError` at the next read. What no check can see is a cut between the check
+    and the read, or under a view or column array that was returned before: there the system ends
+    the process (SIGBUS). Copy what you keep for long from files that others may truncate.
 
     Args:
         path: The file, or a folder with ``data.mdb``. ``~`` is expanded; a relative path stays
@@ -189,6 +195,7 @@ class Store:
             SampleIndexError: No such sample.
             SampleKeyError: No such field, or the sample has no value there.
             CorruptDataError: The bytes fail their checksum.
+            StoreChangedError: The file was cut short since it was opened.
         """
         opened = self.opened
         if field not in opened.chunked:
@@ -239,6 +246,8 @@ class Store:
             SampleIndexError: No such sample.
             SampleKeyError: No such field.
             CorruptDataError: It fails its checksum or does not decode.
+            ImageTooLargeError: More pixels than the store was packed for (200 million if that is
+                not recorded); :meth:`read` gives the bytes.
         """
         field, position = self._field(name), self._position(index)
         opened = self.opened
@@ -267,9 +276,25 @@ class Store:
             return None
         data = self.opened.entry(start, position, name)
         try:
-            return decode(data, mode="keep", max_pixels=None)
+            return decode(data, mode="keep", max_pixels=self._max_pixels())
+        except ImageTooLargeError as error:
+            raise ImageTooLargeError(
+                f"{self.path}: sample {position}, field {name!r}: {error}",
+                path=self.path,
+                sample=position,
+                key=self.opened.key_of(position),
+                field=name,
+            ) from error
         except DecodeError as error:
             raise self.opened.corrupt(position, name, f"does not decode ({error})") from error
+
+    def _max_pixels(self) -> int | None:
+        """Return the limit the store was packed with."""
+        recipe = self.attrs.get("recipe")
+        if not isinstance(recipe, dict) or "max_pixels" not in recipe:
+            return DEFAULT_MAX_PIXELS
+        limit: Any = recipe["max_pixels"]
+        return limit if limit is None or type(limit) is int else DEFAULT_MAX_PIXELS
 
     def _meta(self, field: FieldSpec, position: int) -> bytes:
         return self.opened.text(f"{field.name}@meta").bytes(position)

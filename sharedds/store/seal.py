@@ -116,7 +116,6 @@ def digest_of(fields: Sequence[FieldSpec], lines: Iterable[str]) -> str:
 def seal(
     partial: Partial,
     fields: tuple[FieldSpec, ...],
-    wide: tuple[ColumnSpec, ...],
     *,
     classes: Sequence[bytes] | None,
     attrs: dict[str, Any],
@@ -126,7 +125,12 @@ def seal(
     Raises:
         SchemaError: Two samples have the same key, or the header is too large.
     """
-    columns: list[ColumnSpec] = list(wide)
+    samples = partial.progress.samples
+    columns = [
+        ColumnSpec(f.name, f.dtype, samples, rows_per_segment(f.row_bytes), f.shape)
+        for f in fields
+        if f.wide
+    ]
     lines: list[str] = []
 
     def store(name: str, dtype: str, data: Iterable[bytes], shape: tuple[int, ...] = ()) -> None:
@@ -160,7 +164,7 @@ def seal(
     header = Header(
         format="sharedds",
         version=FORMAT_VERSION,
-        samples=partial.progress.samples,
+        samples=samples,
         entries=partial.progress.entries,
         digest=digest_of(fields, lines),
         fields=fields,

@@ -43,6 +43,9 @@ class SpoolLog:
         self._head = struct.Struct(f"<{len(columns)}Q")
         self._frames: list[tuple[int, tuple[int, ...]]] = []
         self._file = open(path, "r+b" if os.path.exists(path) else "w+b")  # noqa: SIM115
+        # Read apart: a forked child that closes a file it has read ahead in moves its position,
+        # which it shares with the parent.
+        self._reader = open(path, "rb", buffering=0)  # noqa: SIM115
         try:
             self._read_frames(length)
         except BaseException:
@@ -54,8 +57,7 @@ class SpoolLog:
             raise StoreFormatError(f"{self.path}: the log is shorter than {length}", path=self.path)
         self._file.truncate(length)
         while self.length < length:
-            self._file.seek(self.length)
-            head = self._file.read(self._head.size)
+            head = self._read_at(self.length, self._head.size)
             sizes = self._head.unpack(head) if len(head) == self._head.size else (0,)
             end = self.length + self._head.size + sum(sizes)
             if not any(sizes) or end > length:
@@ -64,6 +66,10 @@ class SpoolLog:
                 )
             self._frames.append((self.length + self._head.size, sizes))
             self.length = end
+
+    def _read_at(self, offset: int, size: int) -> bytes:
+        self._reader.seek(offset)
+        return self._reader.read(size)
 
     @property
     def pending(self) -> int:
@@ -96,8 +102,7 @@ class SpoolLog:
         for start, sizes in self._frames:
             at, left = start + sum(sizes[:index]), sizes[index]
             while left:
-                self._file.seek(at)
-                data = self._file.read(min(left, _COPY))
+                data = self._read_at(at, min(left, _COPY))
                 if not data:
                     raise StoreFormatError(f"{self.path}: the log ends early", path=self.path)
                 yield data
@@ -115,13 +120,29 @@ class SpoolLog:
         tail = b""
         for start, sizes in reversed(self._frames):
             length = min(sizes[index], count - len(tail))
-            self._file.seek(start + sum(sizes[: index + 1]) - length)
-            tail = self._file.read(length) + tail
+            tail = self._read_at(start + sum(sizes[: index + 1]) - length, length) + tail
             if len(tail) == count:
                 break
         return tail
 
+    def strings(self, name: str) -> Iterator[bytes]:
+        """Yield the packed strings of two columns, the text and where each one ends."""
+        text, pieces = bytearray(), self.read(name)
+        rest, start = b"", None
+        for piece in self.read(f"{name}@ends"):
+            data = rest + piece
+            whole = len(data) - len(data) % 8
+            rest = data[whole:]
+            for (end,) in struct.iter_unpack("<Q", data[:whole]):
+                if start is not None:
+                    while len(text) < end - start:
+                        text += next(pieces)
+                    yield bytes(text[: end - start])
+                    del text[: end - start]
+                start = end
+
     def close(self) -> None:
         """Close the file; what waits is lost."""
+        self._reader.close()
         with contextlib.suppress(OSError):  # what a full disk refused is refused again
             self._file.close()

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from sharedds.codecs import encode_block, encode_image, sniff
+from sharedds.codecs import encode_block, encode_image, probe, sniff
 from sharedds.errors import DecodeError, SchemaError, SourceError
 from sharedds.packed import encode_text
 from sharedds.store.arrays import MAX_BLOCK, ArrayMeta, LevelMeta, block_slices, default_chunk
@@ -153,12 +153,13 @@ def encode_picture(field: FieldSpec, value: Any) -> bytes:
 
     Raises:
         SchemaError: An array that the codec cannot hold, or a value that is no image at all.
-        DecodeError: Bytes of another format.
+        DecodeError: Bytes of another format, of none at all, or with damaged headers.
     """
     if isinstance(value, (bytes, bytearray, memoryview)):
         found = sniff(value)
         if field.codec != "keep" and found != field.codec:
             raise DecodeError(f"bytes of format {found} in a field for {field.codec}")
+        probe(value, max_pixels=None)  # what only looks like a picture would fail when it is read
         data = bytes(value)
     elif field.codec == "keep":
         raise SchemaError(f"a 'keep' field takes the bytes of a file, not {type(value).__name__}")
@@ -259,7 +260,25 @@ def json_bytes(value: Any, what: str) -> bytes:
         msgspec.json.decode(data)
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise SchemaError(f"{what} cannot be written as JSON ({error})") from error
+    _require_text_keys(value, what)
     return data
+
+
+def _require_text_keys(value: Any, what: str) -> None:
+    """Refuse keys that JSON would turn into text; the value is known to have no circles."""
+    left = [value]
+    while left:
+        part = left.pop()
+        if isinstance(part, dict):
+            for key in part:
+                if not isinstance(key, str):
+                    raise SchemaError(
+                        f"{what} has the key {key!r} ({type(key).__name__}), which JSON would turn "
+                        "into text; use str keys"
+                    )
+            left += part.values()
+        elif isinstance(part, (list, tuple)):
+            left += part
 
 
 def json_object(value: Mapping[str, Any], what: str) -> dict[str, Any]:

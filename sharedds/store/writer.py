@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
+import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -19,7 +22,7 @@ from sharedds.errors import (
     StoreExistsError,
     StoreFormatError,
 )
-from sharedds.handles import absolute_path
+from sharedds.handles import MadeHere, absolute_path
 from sharedds.packed import encode_text
 from sharedds.store.layout import (
     CHUNK_KEY,
@@ -27,7 +30,6 @@ from sharedds.store.layout import (
     COLUMNS,
     FORMAT_VERSION,
     MAX_HEADER,
-    ColumnSpec,
     FieldSpec,
     column_key,
     rows_per_segment,
@@ -45,7 +47,7 @@ _COMMIT = 32 << 20
 
 
 class StoreWriter:
-    """Writes a store; use it as a context manager.
+    """Writes a store; use it as a context manager. Several threads may add to it; a fork may not.
 
     Args:
         path: The file to make.
@@ -62,7 +64,9 @@ class StoreWriter:
 
     Raises:
         SchemaError: The schema is not allowed.
-        StoreExistsError: The file exists, and ``force`` is not set.
+        OptionError: ``path`` is no path or not UTF-8, or ``classes`` is no list.
+        StoreExistsError: The file exists, and ``force`` is not set; or ``PATH.partial`` is a folder
+            of something else.
         StoreBusyError: Another writer is at work on it.
         StorageFullError: No room; also from :meth:`add` and :meth:`close`.
 
@@ -83,6 +87,8 @@ class StoreWriter:
         resume: str | None = None,
     ) -> None:
         self._closed = True
+        self._home = MadeHere()
+        self._lock = threading.RLock()
         self.path = absolute_path(path)
         self.attrs = json_object(attrs or {}, "attrs")
         if len(json_bytes(self.attrs, "attrs")) > MAX_HEADER // 2:
@@ -103,7 +109,6 @@ class StoreWriter:
         columns = spooled_columns(self._fields)
         self._partial = Partial(self.path, state=state, columns=columns, force=force)
         self._log = self._partial.log
-        self._keep = resume is not None
         self._samples = self._partial.progress.samples
         self._entries = self._partial.progress.entries
         self._uncommitted = 0
@@ -116,6 +121,7 @@ class StoreWriter:
             self._partial.close()
             raise
         self._closed = False
+        self._forgotten = weakref.finalize(self, _forget, self._partial, self._home)
 
     def _restore(self) -> None:
         """Set up what runs along with the samples, or take it from where the last commit was."""
@@ -151,20 +157,9 @@ class StoreWriter:
         return self._samples
 
     def keys(self) -> Iterator[bytes]:
-        """Yield the keys of the samples of the last commit, in order: what a resumed run did."""
-        text, pieces = bytearray(), self._log.read("@key")
-        rest, start = b"", None
-        for piece in self._log.read("@key@ends"):
-            data = rest + piece
-            whole = len(data) - len(data) % 8
-            rest = data[whole:]
-            for end in np.frombuffer(data[:whole], "<u8").tolist():
-                if start is not None:
-                    while len(text) < end - start:
-                        text += next(pieces)
-                    yield bytes(text[: end - start])
-                    del text[: end - start]
-                start = end
+        """Return the keys of the samples of the last commit, in order: what a resumed run did."""
+        self._require_home()
+        return self._log.strings("@key")
 
     # --- one sample ---
 
@@ -182,9 +177,23 @@ class StoreWriter:
             DecodeError: Bytes given for an image field are not of its format.
             SourceError: An array that is read block by block cannot be read.
             StorageFullError: No room. The writer is closed; with ``resume`` the work can go on.
+            StoreError: The writer is closed, or was made by another process.
         """
-        if self._closed:
-            raise StoreError(f"{self.path}: the writer is closed", path=self.path)
+        self._require_home()
+        with self._lock:
+            if self._closed:
+                raise StoreError(f"{self.path}: the writer is closed", path=self.path)
+            self._add(sample, key)
+
+    def _require_home(self) -> None:
+        if not self._home:
+            raise StoreError(
+                f"{self.path}: this writer belongs to the process that made it, not to a fork of "
+                "it; add samples there, or write a store for each process",
+                path=self.path,
+            )
+
+    def _add(self, sample: Mapping[str, Any], key: Any) -> None:
         prepared = self._preparer.prepare(self._samples, sample, key)
         try:
             entries, counts = self._write_chunks(prepared)
@@ -254,14 +263,26 @@ class StoreWriter:
     def close(self) -> None:
         """Finish: write columns and header, sync, and give the file its name.
 
+        In a forked child it does nothing, nor does :meth:`abort`: the store is the parent's.
+
         Raises:
             SchemaError: Two samples have the same key; nothing is published.
             StorageFullError: No room; with ``resume`` what is done is kept.
             StoreExistsError: Another file took the name meanwhile.
         """
+        if self._home:  # asked first: in a child the lock may be held for ever
+            with self._lock:
+                if self._begin_end():
+                    self._publish()
+
+    def _begin_end(self) -> bool:
+        """Take nothing more; return whether there is anything to end."""
         if self._closed:
-            return
+            return False
         self._closed = True
+        return self._forgotten.detach() is not None
+
+    def _publish(self) -> None:
         try:
             for spec in self._wide:
                 self._put_wide(spec.name, self._samples // rows_per_segment(spec.row_bytes))
@@ -269,16 +290,6 @@ class StoreWriter:
             seal(
                 self._partial,
                 tuple(self._described(spec) for spec in self._fields),
-                tuple(
-                    ColumnSpec(
-                        spec.name,
-                        spec.dtype,
-                        self._samples,
-                        rows_per_segment(spec.row_bytes),
-                        spec.shape,
-                    )
-                    for spec in self._wide
-                ),
                 classes=self._classes,
                 attrs=self.attrs,
             )
@@ -289,7 +300,7 @@ class StoreWriter:
             self._partial.close()
             raise
         except BaseException:
-            self._leave()
+            self._partial.leave()
             raise
 
     def _described(self, spec: FieldSpec) -> FieldSpec:
@@ -298,17 +309,12 @@ class StoreWriter:
         kind = self._preparer.ragged.get(spec.name)
         return msgspec.structs.replace(spec, dtype=kind.dtype.str if kind else "<f4")
 
-    def abort(self) -> None:
-        """Stop without publishing. With ``resume`` the work stays, else it is removed."""
-        if not self._closed:
-            self._closed = True
-            self._leave()
-
-    def _leave(self) -> None:
-        if self._keep:
-            self._partial.close()
-        else:
-            self._partial.discard()
+    def abort(self, *, keep: bool = True) -> None:
+        """Stop without publishing. With ``resume`` and ``keep`` the work stays, else it goes."""
+        if self._home:
+            with self._lock:
+                if self._begin_end():
+                    (self._partial.leave if keep else self._partial.discard)()
 
     def __enter__(self) -> Self:
         return self
@@ -323,6 +329,14 @@ class StoreWriter:
             self.close()
         else:
             self.abort()
+
+
+def _forget(partial: Partial, home: MadeHere) -> None:
+    """End a writer that was given up without a word, unless it is another process's."""
+    if home:
+        partial.leave()
+        text = f"{partial.path}: a StoreWriter was never closed; nothing was published"
+        warnings.warn(text, ResourceWarning, stacklevel=2)
 
 
 class _RefusedError(Exception):
