@@ -15,8 +15,9 @@ import pytest
 from packing import entries, events, image, jpeg, pack_files, put, row, run_script
 from PIL import Image, ImageOps
 
-from sharedds.codecs import probe
+from sharedds.codecs import probe, resize
 from sharedds.errors import SourceError
+from sharedds.ingest import images, pack
 from sharedds.store import Store
 
 
@@ -223,3 +224,35 @@ def test_a_large_colour_picture_is_encoded_in_bounded_memory(tmp_path: Path, cod
     assert peak < 1 << 20  # in kB
     counts = events(f"{out}.report.jsonl")[0]["content"]["format"]
     assert counts == {"png" if codec == "webp" else codec: 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "decoded"), [({"max_side": 100}, 160 * 120), ({"short_side": 60}, 80 * 60)]
+)
+def test_a_large_jpeg_is_decoded_smaller_before_it_is_shrunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], decoded: int
+) -> None:
+    """The transform of JPEG shrinks by itself: less is decoded, size and picture stay the same."""
+    picture = pictures.smooth(640, 480)
+    source = tmp_path / "src"
+    (source / "a").mkdir(parents=True)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture.save(source / "a" / "plain.jpg", quality=95)
+    picture.save(source / "a" / "turned.jpg", quality=95, exif=exif)
+    shapes: list[tuple[int, ...]] = []
+
+    def spy(array: Any, **size: int) -> Any:
+        shapes.append(array.shape)
+        return resize(array, **size)
+
+    monkeypatch.setattr(images, "resize", spy)
+    pack(source, tmp_path / "x.lmdb", codec="jpeg", quality=95, progress=False, **options)
+    side = options.get("max_side", 80)
+    assert {shape[0] * shape[1] for shape in shapes} == {decoded}
+    store = Store(tmp_path / "x.lmdb")
+    expected = np.asarray(picture.resize((side, side * 3 // 4), Image.Resampling.BOX)).astype(int)
+    for name, turns in (("a/plain.jpg", 0), ("a/turned.jpg", 1)):
+        stored = np.rot90(store[store.index_of(name)]["image"].astype(int), turns)
+        assert stored.shape == expected.shape
+        assert np.abs(stored - expected).mean() < 5

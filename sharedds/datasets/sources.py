@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,7 +13,7 @@ from sharedds.errors import OptionError, SourceError
 from sharedds.folder import ClassLevel, scan
 from sharedds.handles import absolute_path
 from sharedds.packed import PackedStrings
-from sharedds.store import Store
+from sharedds.store import Store, holds_store, is_partial
 from sharedds.store.layout import FieldSpec
 
 __all__ = ["FolderImages", "ImageSource", "StoreImages", "is_image_folder"]
@@ -191,5 +190,5 @@ def _read_ahead(path: bytes) -> None:
 
 def is_image_folder(source: str | os.PathLike[str]) -> bool:
     """Whether this is a folder of files, and not a store in a folder or an unfinished pack."""
-    path = Path(absolute_path(source))
-    return path.is_dir() and not (path / "data.mdb").exists() and not (path / "state.json").exists()
+    path = absolute_path(source)
+    return os.path.isdir(path) and not holds_store(path) and not is_partial(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
@@ -207,12 +208,13 @@ class Ingester:
             orientation=1 if recipe.orientation == "ignore" else header.orientation,
             max_pixels=recipe.max_pixels,
             header=header,
+            at_least=self._least(header),
         )
         if pixels.dtype not in (np.uint8, np.uint16):
             raise DecodeError(
                 f"{pixels.dtype} pixels are only stored as they are, with codec='keep'"
             )
-        pixels = self._sized(pixels)
+        pixels = self._sized(pixels, header)
         codec = recipe.codec
         if codec == "raw" and pixels.dtype != np.uint8:
             raise DecodeError(
@@ -234,7 +236,29 @@ class Ingester:
             value = encode_image(pixels, codec)  # webp without loss
         return ImageResult(value, _encoded_row(header, pixels, codec), len(data))
 
-    def _sized(self, pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def _least(self, header: ImageHeader) -> tuple[int, int] | None:
+        """Return the stored (height, width) that is enough, None where all of it is needed."""
+        scale = self._scale(header)
+        if scale >= 1:
+            return None
+        return math.ceil(header.height * scale), math.ceil(header.width * scale)
+
+    def _turned(self, header: ImageHeader) -> bool:
+        """Whether width and height change places when the picture is turned upright."""
+        return self.recipe.orientation == "apply" and header.orientation >= 5
+
+    def _scale(self, header: ImageHeader) -> float:
+        """Return by how much a picture is scaled; only for a given size it may be over 1."""
+        recipe = self.recipe
+        sides = (header.height, header.width)
+        if recipe.size is not None:
+            size = recipe.size[::-1] if self._turned(header) else recipe.size
+            return max(size[0] / sides[0], size[1] / sides[1])
+        if recipe.max_side is not None:
+            return min(1.0, recipe.max_side / max(sides))
+        return min(1.0, recipe.short_side / min(sides)) if recipe.short_side is not None else 1.0
+
+    def _sized(self, pixels: npt.NDArray[Any], header: ImageHeader) -> npt.NDArray[Any]:
         height, width = pixels.shape[:2]
         recipe = self.recipe
         if recipe.size is not None:
@@ -245,12 +269,13 @@ class Ingester:
             top, left = (height - tall) // 2, (width - wide) // 2
             pixels = pixels[top : top + tall, left : left + wide]
             return resize(pixels, height=recipe.size[0], width=recipe.size[1])
-        side = max(height, width) if recipe.max_side else min(height, width)
-        limit = recipe.max_side or recipe.short_side
-        if limit is None or side <= limit:
+        scale = self._scale(header)
+        if scale == 1:
             return pixels
-        new = (max(1, round(n * limit / side)) for n in (height, width))
-        return resize(pixels, height=next(new), width=next(new))
+        new = [max(1, round(n * scale)) for n in (header.height, header.width)]
+        if self._turned(header):
+            new.reverse()
+        return resize(pixels, height=new[0], width=new[1])
 
 
 def _refused(size: int, reason: str, *, foreign: bool = False) -> ImageResult:
