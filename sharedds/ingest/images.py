@@ -39,10 +39,10 @@ MODES = (
 )
 
 _LONGEST = {"jpeg": 65_500, "webp": 16_383}  # pixels of a side that the format can hold
-_MAX_WEBP_PIXELS = 40_000_000  # its encoder takes some 20 bytes for each
+_MAX_WEBP_PIXELS = 20_000_000  # its encoder takes up to 43 bytes for each: 0.9 GB
 _MAX_FILE = (1 << 32) - 1
 # What encoding takes beside the pixels, in multiples of them; WebP's encoder keeps tables.
-_COPIES = {"jpeg": 1, "raw": 1, "png": 2, "webp": 6}
+_COPIES = {"jpeg": 1, "raw": 1, "png": 2, "webp": 13}
 _PNG_PROOF = 4 << 20
 _STORED_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 _COLUMNS = {
