@@ -421,3 +421,11 @@ def test_a_picture_over_the_limit_keeps_its_own_error(tmp_path: Path) -> None:
     path = _own(tmp_path / "x.lmdb", {"image": "png"}, image=np.zeros((20, 20), np.uint8))
     with pytest.raises(ImageTooLargeError, match="max_pixels"):
         ImageDataset(path, max_pixels=100)[0]
+
+
+@pytest.mark.parametrize("name", ["state.json", "data.mdb"])
+def test_files_named_like_ours_do_not_hide_the_pictures(tmp_path: Path, name: str) -> None:
+    """`state.json` is a common name; only what is inside makes a store or an unfinished pack."""
+    gradient(0).save(tmp_path / "1.png")
+    (tmp_path / name).write_text('{"epoch": 3}')
+    assert len(ImageDataset(tmp_path)) == 1

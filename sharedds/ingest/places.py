@@ -19,7 +19,7 @@ from sharedds.errors import (
 )
 from sharedds.handles import open_environment, storage_errors
 from sharedds.ingest.report import no_report, summary_of, temporary_report
-from sharedds.store import Store
+from sharedds.store import Store, is_partial
 from sharedds.store.layout import HEADER, HEADER_KEY, PROGRESS_KEY
 from sharedds.store.lock import FolderLock
 from sharedds.store.partial import partial_path
@@ -168,8 +168,9 @@ def clear_published(path: str) -> None:
     if not os.path.isdir(folder) or os.path.islink(folder):
         return
     with contextlib.suppress(OSError):
-        if not set(os.listdir(folder)) <= _WORK_FILES:
-            return
+        names = set(os.listdir(folder))
+        if not names <= _WORK_FILES or not (names <= {"lock"} or is_partial(folder)):
+            return  # somebody else's folder
         lock = FolderLock.take(folder)
         if lock is None:  # another writer's
             return
