@@ -110,7 +110,9 @@ if os.getuid() == 0:
 os.chdir("/")
 sys.exit(main(sys.argv[1:]))
 """
-    return run_script(script, *words)
+    # That user may not write where coverage is collected, and would say so on stderr.
+    env = {k: v for k, v in os.environ.items() if not k.startswith("COVERAGE")}
+    return run_script(script, *words, env=env)
 
 
 def entries(report: str | os.PathLike[str], event: str) -> list[dict[str, Any]]:

@@ -255,8 +255,8 @@ def test_a_root_that_is_no_path_is_refused(root: Any) -> None:
 
 
 def test_a_nul_in_the_root_is_refused() -> None:
-    """A path that no system can have is a SourceError like any other."""
-    with pytest.raises(SourceError, match="null"):
+    """A path that no system can have is a wrong argument."""
+    with pytest.raises(OptionError, match="zero byte"):
         scan("a\0b")
 
 

@@ -104,6 +104,8 @@ def test_one_listing_of_each_folder_and_one_stat_of_each_file(
     make(tmp_path, *(f"{c}/{i}.jpg" for c in "abc" for i in range(20)), "a/b/c.txt", ".git/x.jpg")
     calls.clear()
     index = scan(tmp_path)
+    for key in [key for key in calls if not key[1].startswith(os.fsencode(tmp_path))]:
+        del calls[key]  # of the index files, not of the folder
     stats = Counter({key: n for key, n in calls.items() if key[0] != "scandir"})
     assert stats == Counter({("stat", index.location(i)): 1 for i in range(60)})
     assert sum(calls.values()) - stats.total() == 5  # the root, a, b, c, a/b
