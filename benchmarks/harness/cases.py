@@ -134,6 +134,7 @@ class Result:
     goals: tuple[GoalRow, ...]
     load: tuple[float, float]
     elsewhere: tuple[float, float]  # share of the CPUs that others took: median and worst run
+    patience: int  # how often a run was repeated while that share was over a tenth
     left_out: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
 

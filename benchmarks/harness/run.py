@@ -90,6 +90,7 @@ def main(benchmark: Benchmark) -> None:
             goals=tuple(_judge(goal, runs) for goal in benchmark.goals),
             load=(before, os.getloadavg()[0]),
             elsewhere=(statistics.median(elsewhere), max(elsewhere)),
+            patience=options.patience,
             left_out=tuple(left_out),
             notes=tuple(options.note),
         )

@@ -77,6 +77,11 @@ def _section(result: dict[str, Any]) -> Iterator[str]:
         f"- Load average before and after: {before:.1f}, {after:.1f}. Others took {median:.0f} % "
         f"of the CPUs in the median run, {worst:.0f} % in the worst."
     )
+    if result["patience"]:
+        yield (
+            f"- Runs in which others took over a tenth of the CPUs were repeated, up to "
+            f"{result['patience']} times, and the calmest was kept, whatever it showed."
+        )
     yield f"- {_machine(result['facts'])}."
     yield ""
 
