@@ -21,7 +21,11 @@ Each class is also the built-in that fits it, so ordinary ``except`` clauses wor
     ├── SampleIndexError       IndexError         no sample with this number
     ├── SampleKeyError         KeyError           no sample, field or column with this name
     ├── ClassMismatchError     ValueError         class names that do not agree
+    ├── SampleError            RuntimeError       one sample could not be loaded; names it
+    ├── StateError             ValueError         a loader state that does not fit, or comes too late
     └── WorkerError            RuntimeError       loading failed in a worker process
+        ├── WorkerDiedError                       a worker ended without a word: signal or exit code
+        └── LoaderStalledError TimeoutError       no batch came within the time limit
 """
 
 from __future__ import annotations
@@ -34,13 +38,16 @@ __all__ = [
     "DecodeError",
     "ImageTooLargeError",
     "IncompleteStoreError",
+    "LoaderStalledError",
     "MissingExtraError",
     "OptionError",
+    "SampleError",
     "SampleIndexError",
     "SampleKeyError",
     "SchemaError",
     "SharedDSError",
     "SourceError",
+    "StateError",
     "StorageFullError",
     "StoreBusyError",
     "StoreChangedError",
@@ -48,6 +55,7 @@ __all__ = [
     "StoreExistsError",
     "StoreFormatError",
     "StoreNotFoundError",
+    "WorkerDiedError",
     "WorkerError",
 ]
 
@@ -161,5 +169,21 @@ class ClassMismatchError(SharedDSError, ValueError):
     """Class names that do not agree."""
 
 
+class SampleError(SharedDSError, RuntimeError):
+    """One sample could not be loaded; the text names it and holds the original traceback."""
+
+
+class StateError(SharedDSError, ValueError):
+    """A loader state that does not fit this loader, or comes too late."""
+
+
 class WorkerError(SharedDSError, RuntimeError):
     """Loading failed in a worker process."""
+
+
+class WorkerDiedError(WorkerError):
+    """A worker process ended without a word: by a signal, or with an exit code."""
+
+
+class LoaderStalledError(WorkerError, TimeoutError):
+    """No batch came within the time limit."""

@@ -33,7 +33,11 @@ PARENTS: dict[str, tuple[str, type[BaseException]]] = {
     "SampleIndexError": ("SharedDSError", IndexError),
     "SampleKeyError": ("SharedDSError", KeyError),
     "ClassMismatchError": ("SharedDSError", ValueError),
+    "SampleError": ("SharedDSError", RuntimeError),
+    "StateError": ("SharedDSError", ValueError),
     "WorkerError": ("SharedDSError", RuntimeError),
+    "WorkerDiedError": ("WorkerError", RuntimeError),
+    "LoaderStalledError": ("WorkerError", TimeoutError),
 }
 
 TEXT = "train.lmdb: sample 7 ('cat/1.jpg') has a bad checksum; run: sharedds verify train.lmdb"
