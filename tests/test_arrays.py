@@ -252,8 +252,10 @@ def test_a_large_array_is_read_block_by_block(tmp_path: Path) -> None:
 def test_blocks_are_written_as_they_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No more than one block waits in memory."""
+    """No more than a few batches of blocks wait in memory."""
     monkeypatch.setattr("sharedds.store.partial._STEP", (4 << 20) + 100_000)
+    monkeypatch.setattr("sharedds.store.behind._BATCH", 65_536)
+    monkeypatch.setattr("sharedds.store.behind._WAITING", 2 * 65_536)
     path = tmp_path / "x.lmdb"
     sizes = []
 

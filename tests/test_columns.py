@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from processes import python
 
+import sharedds.store.columns
 import sharedds.store.layout
-from sharedds.errors import SampleIndexError, SampleKeyError, SchemaError
-from sharedds.store import Store, StoreWriter
+from sharedds.errors import CorruptDataError, SampleIndexError, SampleKeyError, SchemaError
+from sharedds.store import Store, StoreWriter, verify
 from sharedds.store.columns import Column
 
 ROWS = 100
@@ -20,12 +23,16 @@ NUMBERS = np.arange(ROWS * 3, dtype=np.int32).reshape(ROWS, 3)
 WIDE = np.arange(ROWS * 1100, dtype=np.float32).reshape(ROWS, 1100)
 
 
-@pytest.fixture(params=["one segment", "many segments"])
+@pytest.fixture(params=["one segment", "many segments", "all mapped"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """A store of 100 rows, cut into segments of 16 and 8 rows, or not at all."""
-    if request.param == "many segments":
+    """A store of 100 rows, cut into segments of 16 and 8 rows and blocks of 4, or not at all."""
+    if request.param != "one segment":
         monkeypatch.setattr(sharedds.store.layout, "_SEGMENT", 200)
         monkeypatch.setattr(sharedds.store.layout, "_WIDE_SEGMENT", 40_000)
+        monkeypatch.setattr(sharedds.store.layout, "_BLOCK", 50)
+    if request.param == "all mapped":
+        monkeypatch.setattr(sharedds.store.columns, "_COPIED", 0)
+        monkeypatch.setattr(sharedds.store.columns, "_MAPPED", 0)
     path = tmp_path / "columns.lmdb"
     schema = {"one": "int64", "three": "int32[3]", "wide": "float32[1100]", "text": "str"}
     with StoreWriter(path, schema=schema) as writer:
@@ -33,8 +40,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
             row = {"one": i, "three": NUMBERS[i], "wide": WIDE[i], "text": f"text {i}" * (i % 3)}
             writer.add(row)
     store = Store(path)
-    assert (store.column("one").segments > 1) == (request.param == "many segments")
-    assert (store.column("wide").segments > 1) == (request.param == "many segments")
+    assert (store.column("one").segments > 1) == (request.param != "one segment")
+    assert (store.column("wide").segments > 1) == (request.param != "one segment")
     return store
 
 
@@ -133,3 +140,105 @@ def test_an_empty_column_is_an_empty_array(tmp_path: Path) -> None:
     assert np.asarray(column).shape == column[:5].shape == column[[]].shape == (0, 3)
     with pytest.raises(SampleIndexError):
         column[0]
+
+
+# --- blocks ---
+
+
+@pytest.fixture
+def blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store of 100 numbers in segments of 32 rows and blocks of 8."""
+    monkeypatch.setattr(sharedds.store.layout, "_SEGMENT", 256)
+    monkeypatch.setattr(sharedds.store.layout, "_BLOCK", 64)
+    with StoreWriter(tmp_path / "blocks.lmdb", schema={"x": "int64"}) as writer:
+        for i in range(ROWS):
+            writer.add({"x": 0x5EED0000 + i})
+    return tmp_path / "blocks.lmdb"
+
+
+def damage_row(path: Path, row: int) -> None:
+    """Flip a bit of a number."""
+    data = path.read_bytes()
+    value = (0x5EED0000 + row).to_bytes(8, "little")
+    assert value in data  # and maybe again, on a page that is free
+    path.write_bytes(data.replace(value, bytes([value[0] ^ 1]) + value[1:]))
+
+
+def test_a_block_is_checked_once(blocks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it is first touched, by whatever index, and no other block with it."""
+    checked: list[int] = []
+    check = Column.check_block
+
+    def check_and_note(column: Column, block: int) -> None:
+        checked.append(block)
+        check(column, block)
+
+    monkeypatch.setattr(Column, "check_block", check_and_note)
+    column = Store(blocks).column("x")
+    for touch, expected in (
+        (lambda: column[17], [2]),
+        (lambda: column[23], [2]),
+        (lambda: column[30:34], [2, 3, 4]),
+        (lambda: column[[99, 16, 0, 99]], [2, 3, 4, 0, 12]),
+        (lambda: column.segment(1), [2, 3, 4, 0, 12, 5, 6, 7]),
+        (lambda: np.asarray(column), [2, 3, 4, 0, 12, 5, 6, 7, 1, 8, 9, 10, 11]),
+        (lambda: list(column), [2, 3, 4, 0, 12, 5, 6, 7, 1, 8, 9, 10, 11]),
+    ):
+        touch()
+        assert checked == expected
+
+
+@pytest.mark.parametrize("index", [43, slice(40, 41), slice(None), [1, 47], slice(99, 0, -1)])
+def test_a_damaged_block_is_never_returned(blocks: Path, index: Any) -> None:
+    """Each time it is touched the error names its rows; those of other blocks are still read."""
+    damage_row(blocks, 45)
+    column = Store(blocks).column("x")
+    for _ in range(2):
+        with pytest.raises(CorruptDataError, match=r"'x', rows 40 to 47 fail their checksum"):
+            column[index]
+    assert column[39] + 1 == column[48] - 8
+
+
+def test_verify_names_every_damaged_block(blocks: Path) -> None:
+    """Also two in one segment, and the last one, which is short."""
+    for row in (33, 63, 98):
+        damage_row(blocks, row)
+    report = verify(blocks)
+    assert [problem.text.split(", ")[1][:14] for problem in report.problems] == [
+        "rows 32 to 39 ",
+        "rows 56 to 63 ",
+        "rows 96 to 99 ",
+    ]
+    assert {problem.field for problem in report.problems} == {"x"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_rows_read_at_random_leave_nothing_mapped(tmp_path: Path) -> None:
+    """Of 24 MB, one by one or many at once; a view of all of them has all of them mapped."""
+    path = tmp_path / "rows.lmdb"
+    row = np.arange(1000, dtype=np.float32)
+    with StoreWriter(path, schema={"x": "float32[1000]"}) as writer:
+        for _ in range(6000):
+            writer.add({"x": row})
+    code = """
+        import sys
+        import numpy as np
+        from sharedds.memory import process_memory
+        from sharedds.store import Store
+        column = Store(sys.argv[1]).column("x")
+        order = np.random.default_rng(0).permutation(len(column))
+        column[5], column[[5]]
+        before = process_memory().uss
+        for number in order.tolist():
+            column[number]
+        print(process_memory().uss - before)
+        for start in range(0, len(order), 64):
+            column[order[start : start + 64]]
+        print(process_memory().uss - before)
+        np.asarray(column).sum()
+        print(process_memory().uss - before)
+    """
+    one_by_one, batches, whole = map(int, python(code, path).stdout.split())
+    assert one_by_one < 4_000_000
+    assert batches < 4_000_000
+    assert whole > 20_000_000

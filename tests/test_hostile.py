@@ -97,6 +97,7 @@ LIES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "fewer rows": lambda h: column_of(h, "label").update(rows=3),
     "segments of no rows": lambda h: column_of(h, "label").update(segment_rows=0),
     "segments of one row": lambda h: column_of(h, "label").update(segment_rows=1),
+    "segments of three rows": lambda h: column_of(h, "label").update(segment_rows=3),
     "a column twice": lambda h: h["columns"].append(h["columns"][0]),
     "a column too many": lambda h: h["columns"].append(column_of(h, "label") | {"name": "x"}),
     "no table of entries": lambda h: drop(h, "@entries"),
@@ -104,6 +105,7 @@ LIES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "no checksums of rows": lambda h: drop(h, "pixels@xxh3"),
     "no order of keys": lambda h: drop(h, "@key@order"),
     "no checksum": lambda h: column_of(h, "label").update(checksums=[]),
+    "a checksum too many": lambda h: column_of(h, "label")["checksums"].append("0" * 16),
     "checksums of rows elsewhere": lambda h: column_of(h, "pixels").update(checksums=["00"]),
 }
 

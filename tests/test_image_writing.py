@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 from pictures import (
     Array,
     noise,
+    opened,
+    save,
     smooth,
 )
+from PIL import Image
+from processes import python
 
-from sharedds.codecs import decode, encode_image, encode_jpeg, probe, resize
+from sharedds.codecs import decode, encode_image, encode_jpeg, png_writer, probe, resize
 from sharedds.errors import OptionError
 
 
@@ -54,6 +60,56 @@ def test_png_keeps_everything(dtype: str, channels: int) -> None:
     """PNG is exact for 8 and 16 bits and one to four channels."""
     array = noise(9, 7, channels, dtype=dtype)
     np.testing.assert_array_equal(decode(encode_image(array, "png"), mode="keep"), array)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "u2"])
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_png_in_strips_is_the_same_picture(
+    dtype: str, channels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that are filtered by the row above, across the edges of strips of any height."""
+    steps = noise(67, 53, channels, dtype=dtype, seed=3) % 7
+    array = np.cumsum(np.cumsum(steps, axis=0), axis=1).astype(dtype)
+    for strip in (1, 1000, 1 << 20):
+        monkeypatch.setattr(png_writer, "_STRIP", strip)
+        data = encode_image(array, "png")
+        np.testing.assert_array_equal(decode(data, mode="keep"), array)
+        if dtype == "u1" or channels == 1:  # more bits of colours are more than Pillow reads
+            np.testing.assert_array_equal(opened(data), array.squeeze())
+
+
+def test_png_is_as_small_as_the_one_of_pillow() -> None:
+    """Within 5 %, for a picture with gradients and grain."""
+    grain = noise(480, 640, 3) % 8
+    array = (np.asarray(smooth(640, 480)) // 2 + grain).astype(np.uint8)
+    assert len(encode_image(array, "png")) < 1.05 * len(save(Image.fromarray(array), "PNG"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_png_is_written_in_hardly_more_memory_than_it_has_bytes() -> None:
+    """Of 36 MB that do not compress; Pillow alone takes its own copy of the pixels as well."""
+    code = """
+        import io, sys
+        import numpy as np
+        from PIL import Image
+        from sharedds.codecs import encode_image
+        def peak():
+            lines = open("/proc/self/status").read().splitlines()
+            return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+        def pillow(array, _):
+            file = io.BytesIO()
+            Image.fromarray(array).save(file, "PNG")
+            return file.getvalue()
+        write = pillow if sys.argv[1] == "pillow" else encode_image
+        pixels = np.random.default_rng(0).integers(0, 256, (3000, 4000, 3), dtype=np.uint8)
+        write(pixels[:100], "png")
+        before = peak()
+        write(pixels, "png")
+        print(peak() - before)
+    """
+    alone, strips = (int(python(code, way).stdout) << 10 for way in ("pillow", "strips"))
+    assert alone > 70_000_000
+    assert strips < 55_000_000
 
 
 def test_png_stores_truth_in_one_bit() -> None:

@@ -82,6 +82,57 @@ def test_advice_may_name_anything(file: Path) -> None:
     map_file(file).advise([(0, 10), (9_999, 1), (5, 0), (9_999, 2), (1 << 60, 1)])
 
 
+def test_bytes_are_read_as_they_are_mapped(file: Path) -> None:
+    """The same bytes, as a copy; nothing is left to read behind the end."""
+    mapped = map_file(file)
+    assert mapped.read(9_000, 500) == bytes(mapped.view[9_000:9_500])
+    assert mapped.read(9_999, 10) == bytes(mapped.view[9_999:])
+
+
+def test_a_file_that_was_cut_is_not_read(file: Path) -> None:
+    """Not even what is left of it: whoever reads a part may go on to what is gone."""
+    mapped = map_file(file)
+    os.truncate(file, 9_000)
+    with pytest.raises(StoreChangedError, match="was cut short"):
+        mapped.read(0, 10)
+
+
+def test_what_is_released_is_there_when_it_is_touched(file: Path) -> None:
+    """A view stays as it was; ranges outside the file are passed over."""
+    mapped = map_file(file)
+    view = mapped.view[100:200]
+    for offset, length in ((0, 10_000), (9_999, 1 << 60), (5, 0), (1 << 60, 1)):
+        mapped.release(offset, length)
+        assert bytes(view) == bytes(range(100, 200))
+
+
+def test_a_walk_lets_go_of_what_it_has_passed(tmp_path: Path) -> None:
+    """Of 64 MiB a sixteenth is touched, and all of it is mapped unless it is released."""
+    path = tmp_path / "large.bin"
+    with path.open("wb") as large:
+        large.truncate(64 << 20)
+    code = """
+        import sys
+        from sharedds.handles import Passing, map_file
+        from sharedds.memory import process_memory
+        file = map_file(sys.argv[1])
+        sum(file.view[:: 1 << 12])  # now the system has it at hand
+        file.release(0, file.size)
+        before, most = process_memory().pss, 0
+        passing = Passing(file)
+        for at in range(0, file.size, 1 << 16):
+            file.view[at]
+            if sys.argv[2] == "released":
+                passing.passed(at, 1)
+            if at % (1 << 20) == 0:
+                most = max(most, process_memory().pss - before)
+        print(most)
+    """
+    held, released = (int(python(code, path, how).stdout) for how in ("held", "released"))
+    assert held > 50_000_000
+    assert released < 24_000_000
+
+
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_maps_anew(file: Path) -> None:
     """A child does not use the mapping of its parent, nor close it."""

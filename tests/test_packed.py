@@ -69,6 +69,56 @@ def test_bytes_names_come_back_byte_for_byte(items: list[bytes]) -> None:
     assert [os.fsencode(text) for text in packed] == items
 
 
+FOLDERS = st.sampled_from(["", "a/", "train/n01440764/", "train/n01440764/x/", "b" * 300 + "/"])
+NAMES = st.sampled_from(
+    ["1.jpg", "2.jpg", "n01440764_10026.JPEG", "x" * 255, "x" * 256, "y" * 2000]
+)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(FOLDERS, NAMES).map("".join), max_size=300))
+def test_paths_that_share_much_come_back(items: list[str]) -> None:
+    """What they share may be all, nothing, or longer than a length in the file can be."""
+    assert list(PackedStrings.build(items)) == items
+
+
+def test_what_a_folder_shares_is_kept_once() -> None:
+    """In any order of the paths, with many folders or few; strangers cost 8 bytes at most."""
+    paths = [
+        f"train/n{i % 1000:08d}/n{i % 1000:08d}_{i * 7919 % 10**8:08d}.JPEG" for i in range(40_000)
+    ]
+    alone = [f"/data/train/patient{i:07d}/scan.h5" for i in range(40_000)]
+    for items in (paths, sorted(paths), alone):
+        packed = PackedStrings.build(items)
+        assert packed.nbytes < 0.5 * sum(map(len, items))
+        assert list(packed) == items
+    strangers = [f"{i * 2654435761 % 2**64:x}" for i in range(40_000)]
+    assert PackedStrings.build(strangers).nbytes < sum(map(len, strangers)) + 8 * 40_000
+
+
+def test_more_folders_than_are_remembered() -> None:
+    """Building takes constant memory: it forgets folders, and everything comes back."""
+    items = [f"{i // 2 % 40_000}/{i}.jpg" for i in range(160_000)]
+    packed = PackedStrings.build(items)
+    assert list(packed) == items
+    assert packed.nbytes < sum(map(len, items)) + 8 * len(items)
+
+
+@pytest.mark.parametrize("length", [100, 2000, 2_000_000])
+def test_blocks_of_any_size_come_back(length: int) -> None:
+    """The distances in a block take 16 bits where they fit, else 32."""
+    items = [bytes([i]) * length for i in range(70)]
+    packed = PackedStrings.build(items)
+    assert [packed.bytes(i) for i in range(70)] == items
+
+
+def test_the_digest_is_that_of_the_items() -> None:
+    """Equal for equal items, another one where only the limits of the items differ."""
+    digests = [PackedStrings.build(items).digest for items in (["ab", "c"], ["a", "bc"], ["abc"])]
+    assert len(set(digests)) == 3
+    assert PackedStrings.build([b"ab", "c"]).digest == digests[0]
+
+
 def test_paths_are_strings() -> None:
     """A path is kept as its text."""
     assert PackedStrings.build([Path("a/b.jpg")])[0] == "a/b.jpg"
@@ -273,7 +323,7 @@ def test_a_full_temporary_folder_is_a_clear_error() -> None:
         from sharedds.packed import MappedArray, PackedStrings
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
         for build in (
-            lambda: PackedStrings.build("x" * 100 for _ in range(100_000)),
+            lambda: PackedStrings.build(f"{i * 2654435761:x}" * 12 for i in range(100_000)),
             lambda: MappedArray.build([0] * 1_000_000),
         ):
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import random
@@ -10,6 +11,7 @@ import signal
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -312,17 +314,48 @@ def test_a_writer_that_ran_out_of_room_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Going on after it could leave a hole; the writer takes nothing more."""
+    cut_small(monkeypatch)
     writer = StoreWriter(tmp_path / "x.lmdb", schema={"x": "keep"})
-    writer.add({"x": HEAD + bytes(100)})
 
     def full(*_: Any) -> None:
         raise lmdb.Error("mdb_put: No space left on device")
 
     monkeypatch.setattr(Partial, "_begin", full)
     with pytest.raises(StorageFullError):
-        writer.add({"x": HEAD + bytes(100)})
+        for _ in range(100_000):  # written behind: told when one of the next comes
+            writer.add({"x": HEAD + bytes(100)})
     monkeypatch.undo()
     with pytest.raises(Exception, match="closed"):
         writer.add({"x": HEAD + bytes(100)})
     writer.close()
     assert os.listdir(tmp_path) == []
+
+
+def test_nothing_is_written_after_a_failure(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples that were handed over behind the one that failed leave no hole when work goes on."""
+    cut_small(monkeypatch)
+    path = quick / "x.lmdb"
+    real, more, failed = SpoolLog.write_frame, threading.Event(), threading.Event()
+
+    def full_once(log: SpoolLog, frame: dict[str, bytearray]) -> int:
+        if log.length and not failed.is_set():
+            more.wait(10)  # until more has been handed over
+            failed.set()
+            raise OSError(errno.ENOSPC, "No space left on device", "spool")
+        return real(log, frame)
+
+    monkeypatch.setattr(SpoolLog, "write_frame", full_once)
+    writer = StoreWriter(path, schema=SCHEMA, resume="work")
+    for number in range(40):
+        writer.add(sample(number), key=key_of(number))
+    more.set()
+    writer._behind._thread.submit(lambda: None).result()  # all of it has had its turn
+    with pytest.raises(StorageFullError):
+        writer.close()
+    with StoreWriter(path, schema=SCHEMA, resume="work") as writer:
+        assert 0 < len(writer) < 40
+        for number in range(len(writer), 40):
+            writer.add(sample(number), key=key_of(number))
+    store = Store(path)
+    assert [store.key(number) for number in range(40)] == [key_of(n) for n in range(40)]
+    verify(path)

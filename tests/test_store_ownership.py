@@ -119,7 +119,7 @@ def test_reading_the_log_moves_nothing_a_child_could_move_back(tmp_path: Path) -
     """The file that is written to is never read from, so it holds nothing read ahead."""
     log = SpoolLog(str(tmp_path / "spool"), ["a"], 0)
     log.buffers["a"] += b"x" * 100
-    log.write_frame()
+    log.write_frame(log.take())
     assert b"".join(log.read("a")) == b"x" * 100
     assert log._file.tell() == os.lseek(log._file.fileno(), 0, os.SEEK_CUR) == log.length
     log.close()

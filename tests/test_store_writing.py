@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import lmdb
 import numpy as np
 import pytest
-from processes import descriptors
+from processes import descriptors, python
 from stores import HEAD, SCHEMA, everything, jpeg, key_of, png, sample, write
 
 from sharedds.errors import (
@@ -296,3 +297,44 @@ def test_the_map_grows_as_it_is_needed(
     assert asked
     assert max(asked) <= (64 << 20) + 4 * sum(map(len, photos))
     assert (tmp_path / "x.lmdb").stat().st_size <= 1 << 20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_sealing_and_verifying_map_only_a_part_of_the_file(tmp_path: Path) -> None:
+    """Of 110 MB of values; one walk over all of them without letting go maps them all."""
+    code = """
+        import os, re, sys
+        from sharedds.handles import map_file
+        from sharedds.store import StoreWriter, verify
+        from sharedds.store.layout import CHUNK_KEY, CHUNKS
+        from sharedds.store.pages import Pages
+
+        def peak(function):
+            def size(name):
+                with open("/proc/self/status") as file:
+                    return int(re.search(name + r":\\s+(\\d+)", file.read()).group(1)) << 10
+            with open("/proc/self/clear_refs", "w") as file:
+                file.write("5")  # the peak begins here
+            before = size("VmRSS")
+            function()
+            print(size("VmHWM") - before)
+
+        def walk():
+            pages = Pages(map_file(path).view, path)
+            for _ in pages.fixed_items(pages.database(CHUNKS), CHUNK_KEY.size):
+                pass
+
+        path = sys.argv[1]
+        writer = StoreWriter(path, schema={"file": "bytes", "image": "keep"})
+        picture = bytes.fromhex(sys.argv[2])
+        for i in range(1000):
+            writer.add({"file": b"", "image": picture + os.urandom(110_000)})
+        peak(writer.close)
+        peak(lambda: verify(path))
+        peak(lambda: verify(path, untrusted=True))
+        peak(walk)
+    """
+    done = python(code, tmp_path / "values.lmdb", jpeg(0).hex())
+    *guarded, plain = map(int, done.stdout.split())
+    assert plain > 90_000_000
+    assert max(guarded) < 50_000_000

@@ -67,7 +67,7 @@ def _encode_png(array: NDArray[Any], channels: int) -> bytes:
     if array.dtype == np.uint16:
         return png.write_png16(array)
     if array.dtype == np.uint8:
-        return _save(_as_pillow(array, _PNG_MODES[channels]), "PNG")
+        return png.write_png(array)
     if channels != 1:
         raise OptionError(f"PNG holds bool arrays with one channel, not {array.shape}")
     height, width = array.shape[:2]

@@ -1,4 +1,4 @@
-"""PNG: chunks are walked here, rows are unfiltered by Pillow.
+"""Reads the pixels of a PNG: chunks are walked here, rows are unfiltered by Pillow.
 
 Pillow alone accepts pixel data that ends early (the missing rows stay black), never looks at most
 checksums, and cuts 16-bit colour to 8 bits. So this module checks the critical chunks, inflates the
@@ -12,31 +12,38 @@ import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import PngImagePlugin
 
-from sharedds.codecs.header import BytesLike, ImageHeader, exif_orientation, limit_pixels, reading
+from sharedds.codecs.header import BytesLike, limit_pixels, reading
+from sharedds.codecs.png_chunks import (
+    COLOUR,
+    MAGIC,
+    Head,
+    make_chunk,
+    read_head,
+    read_header,
+    verify,
+    walk,
+)
+from sharedds.codecs.png_writer import write_png, write_png16
 from sharedds.errors import DecodeError
 
-__all__ = ["PngPixels", "check_pixels", "read_header", "read_pixels", "write_png16"]
+__all__ = [
+    "MAGIC",
+    "PngPixels",
+    "check_pixels",
+    "read_header",
+    "read_pixels",
+    "write_png",
+    "write_png16",
+]
 
-MAGIC = b"\x89PNG\r\n\x1a\n"
-
-# colour type -> (channels, Pillow's mode, allowed bits)
-_COLOUR = {
-    0: (1, "L", (1, 2, 4, 8, 16)),
-    2: (3, "RGB", (8, 16)),
-    3: (1, "P", (1, 2, 4, 8)),
-    4: (2, "LA", (8, 16)),
-    6: (4, "RGBA", (8, 16)),
-}
 _ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2),
           (0, 1, 1, 2))  # fmt: skip
-_EXIF_TEXT = b"Raw profile type exif\0"
-_MAX_EXIF = 1 << 17
 _BLOCK = 1 << 20
 _STRIP = 16 << 20  # bytes of larger pictures that are unfiltered together
 
@@ -59,111 +66,9 @@ class PngPixels:
     has_alpha: bool = False
 
 
-def _chunks(data: BytesLike) -> Iterator[tuple[bytes, int, int]]:
-    """Yield (type, start, end) of the content of each chunk; ``end`` may lie past the data."""
-    at, size = 8, len(data)
-    while at + 8 <= size:
-        (length,) = struct.unpack_from(">I", data, at)
-        kind = bytes(data[at + 4 : at + 8])
-        yield kind, at + 8, at + 8 + length
-        at += 12 + length
-
-
-def _verify(data: BytesLike, kind: bytes, start: int, end: int) -> None:
-    if end + 4 > len(data):
-        raise DecodeError(
-            f"PNG is truncated: chunk {kind.decode('latin-1')} ends at byte {end + 4}, "
-            f"there are {len(data)}"
-        )
-    (stored,) = struct.unpack_from(">I", data, end)
-    if zlib.crc32(data[start - 4 : end]) != stored:
-        raise DecodeError(f"PNG is damaged: wrong checksum of chunk {kind.decode('latin-1')}")
-
-
-class _Head(NamedTuple):
-    """The header chunk."""
-
-    width: int
-    height: int
-    bits: int
-    colour: int
-    interlace: int
-
-
-def _ihdr(data: BytesLike) -> _Head:
-    """Return the header chunk, its values checked."""
-    if len(data) < 33:
-        raise DecodeError(f"PNG is truncated: {len(data)} bytes, too short for a header")
-    if bytes(data[8:16]) != b"\0\0\0\x0dIHDR":
-        raise DecodeError("PNG is damaged: it does not begin with its header (IHDR)")
-    _verify(data, b"IHDR", 16, 29)
-    width, height, bits, colour, method, filters, interlace = struct.unpack_from(
-        ">IIBBBBB", data, 16
-    )
-    if (
-        colour not in _COLOUR
-        or bits not in _COLOUR[colour][2]
-        or method
-        or filters
-        or interlace > 1
-        or max(width, height) >= 2**31
-    ):
-        raise DecodeError(
-            f"PNG is damaged: {width} x {height}, bit depth {bits}, colour type {colour}, "
-            f"interlace {interlace}"
-        )
-    return _Head(width, height, bits, colour, interlace)
-
-
-def read_header(data: BytesLike) -> ImageHeader:
-    """Read the header, orientation and number of frames from the chunks of a PNG.
-
-    Raises:
-        DecodeError: The header chunk is damaged, or its values do not exist.
-    """
-    width, height, bits, colour, _ = _ihdr(data)
-    channels, mode, _ = _COLOUR[colour]
-    if colour == 0 and bits in (1, 16):
-        mode = "1" if bits == 1 else "I;16"
-    orientation, frames = 0, 1
-    for kind, start, end in _chunks(data):
-        if end > len(data) or kind == b"IEND":
-            break
-        if kind == b"eXIf":
-            orientation = exif_orientation(data[start:end])
-        elif kind in (b"tEXt", b"zTXt") and not orientation:
-            orientation = _text_orientation(kind, bytes(data[start : min(end, start + _MAX_EXIF)]))
-        elif kind == b"acTL" and end - start == 8:
-            frames = max(1, struct.unpack_from(">I", data, start)[0] & 0x7FFFFFFF)
-    return ImageHeader(
-        format="png",
-        width=width,
-        height=height,
-        channels=channels,
-        bits=bits,
-        mode=mode,
-        orientation=orientation or 1,
-        frames=frames,
-    )
-
-
-def _text_orientation(kind: bytes, content: bytes) -> int:
-    """Read the orientation from the EXIF block that ImageMagick keeps as hexadecimal text."""
-    if not content.startswith(_EXIF_TEXT):
-        return 0
-    text = content[len(_EXIF_TEXT) :]
-    try:
-        if kind == b"zTXt":
-            text = zlib.decompressobj().decompress(text[1:], _MAX_EXIF)
-        # A line break, the name, the length, then lines of hexadecimal digits.
-        return exif_orientation(bytes.fromhex(b"".join(text.split(b"\n")[3:]).decode("ascii")))
-    except (zlib.error, ValueError):
-        return 0
-
-
-def _passes(head: _Head) -> list[tuple[int, int]]:
+def _passes(head: Head) -> list[tuple[int, int]]:
     """Return (rows, bytes of a row) of the passes that the inflated pixel data consist of."""
-    bits = head.bits * _COLOUR[head.colour][0]
+    bits = head.bits * COLOUR[head.colour][0]
     if not head.interlace:
         return [(head.height, 1 + (head.width * bits + 7) // 8)]
     sizes = (
@@ -221,25 +126,14 @@ def _inflated(pieces: list[memoryview], expected: int) -> Iterator[bytes]:
         raise DecodeError(f"PNG is truncated: its pixel data hold {length:,} of {expected:,} bytes")
 
 
-def _chunk(kind: bytes, content: bytes) -> bytes:
-    return b"".join(
-        (
-            struct.pack(">I", len(content)),
-            kind,
-            content,
-            struct.pack(">I", zlib.crc32(content, zlib.crc32(kind))),
-        )
-    )
-
-
 def _minimal(width: int, height: int, bits: int, colour: int, interlace: int, raw: bytes) -> bytes:
     """Return a PNG of nothing but these pixels, stored without compression."""
     head = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, interlace)
     body = zlib.compress(raw, 0)
     # Chunks have lengths of 31 bits.
     step = 1 << 30
-    parts = [_chunk(b"IDAT", body[at : at + step]) for at in range(0, len(body), step)]
-    return b"".join((MAGIC, _chunk(b"IHDR", head), *parts, _chunk(b"IEND", b"")))
+    parts = [make_chunk(b"IDAT", body[at : at + step]) for at in range(0, len(body), step)]
+    return b"".join((MAGIC, make_chunk(b"IHDR", head), *parts, make_chunk(b"IEND", b"")))
 
 
 def _unfilter(file: bytes, raw_mode: str | None = None) -> NDArray[Any]:
@@ -252,20 +146,20 @@ def _unfilter(file: bytes, raw_mode: str | None = None) -> NDArray[Any]:
 
 def _critical(
     data: BytesLike, max_pixels: int | None
-) -> tuple[_Head, list[memoryview], dict[bytes, bytes]]:
+) -> tuple[Head, list[memoryview], dict[bytes, bytes]]:
     """Return the header, the pieces of pixel data, and the palette chunks, checksums verified."""
-    head = _ihdr(data)
+    head = read_head(data)
     limit_pixels(head.width, head.height, max_pixels)
     view = memoryview(data)
     pieces: list[memoryview] = []
     table: dict[bytes, bytes] = {}
     ended = False
-    for kind, start, end in _chunks(data):
+    for kind, start, end in walk(data):
         if kind == b"IEND":
             ended = True
             break
         if kind in (b"IDAT", b"PLTE", b"tRNS"):
-            _verify(data, kind, start, end)
+            verify(data, kind, start, end)
             if kind == b"IDAT":
                 pieces.append(view[start:end])
             else:
@@ -291,7 +185,7 @@ def read_pixels(data: BytesLike, max_pixels: int | None) -> PngPixels:
     """
     head, pieces, table = _critical(data, max_pixels)
     width, height, bits, colour, interlace = head
-    channels = _COLOUR[colour][0]
+    channels = COLOUR[colour][0]
     expected = sum(rows * size for rows, size in _passes(head))
     with reading("PNG"):
         if bits == 8 and not interlace and expected > _STRIP:
@@ -314,13 +208,13 @@ def read_pixels(data: BytesLike, max_pixels: int | None) -> PngPixels:
     return PngPixels(samples=samples, key=key)
 
 
-def _in_strips(head: _Head, blocks: Iterator[bytes]) -> NDArray[np.uint8]:
+def _in_strips(head: Head, blocks: Iterator[bytes]) -> NDArray[np.uint8]:
     """Unfilter 8-bit samples strip by strip: hardly any memory but for the result.
 
     The filters of a row look at the row above, so each strip begins with the last row of the one
     before, stored as it is.
     """
-    channels = _COLOUR[head.colour][0]
+    channels = COLOUR[head.colour][0]
     result = np.empty((head.height, head.width, channels), np.uint8)
     size = 1 + head.width * channels
     above = bytes(size)
@@ -373,18 +267,3 @@ def _palette(colours: bytes, alpha: bytes) -> NDArray[np.uint8]:
     table[:count, :3] = np.frombuffer(colours, np.uint8, 3 * count).reshape(count, 3)
     table[: len(alpha[:256]), 3] = np.frombuffer(alpha[:256], np.uint8)
     return table
-
-
-def write_png16(array: NDArray[np.uint16]) -> bytes:
-    """Encode a uint16 array (H, W, 1..4 channels) as PNG with all its bits."""
-    height, width, channels = array.shape
-    rows = np.ascontiguousarray(array.astype(">u2")).view(np.uint8).reshape(height, -1)
-    step = 2 * channels
-    filtered = np.empty((height, 1 + rows.shape[1]), np.uint8)
-    filtered[:, 0] = 1  # "Sub": the difference to the pixel on the left
-    filtered[:, 1 : 1 + step] = rows[:, :step]
-    np.subtract(rows[:, step:], rows[:, :-step], out=filtered[:, 1 + step :])
-    colour = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
-    head = struct.pack(">IIBBBBB", width, height, 16, colour, 0, 0, 0)
-    body = zlib.compress(filtered.tobytes(), 6)
-    return b"".join((MAGIC, _chunk(b"IHDR", head), _chunk(b"IDAT", body), _chunk(b"IEND", b"")))

@@ -4,6 +4,7 @@ This is the only room that knows about fork, spawn and pickle. It offers:
 
 * :class:`per_process` - an attribute computed once in each process that asks for it;
 * :class:`MadeHere` - whether this is still the process that made an object;
+* :class:`ForkGate` - what a fork has to wait for;
 * :func:`map_file` - one read-only mapping for each real file of a process, however it is spelled;
 * :class:`SharedFile` - bytes in a file without a name, which other processes reach in O(1);
 * :func:`open_environment` - one LMDB environment for each real file of a process.
@@ -14,14 +15,16 @@ destructor that runs in the child may act on something that belongs to the paren
 """
 
 from sharedds.handles.environment import open_environment, require_lmdb_path
-from sharedds.handles.mapped import MappedFile, map_file
-from sharedds.handles.process import MadeHere, per_process
+from sharedds.handles.mapped import MappedFile, Passing, map_file
+from sharedds.handles.process import ForkGate, MadeHere, per_process
 from sharedds.handles.shared import SharedFile, anonymous_file
 from sharedds.handles.storage import absolute_path, free_bytes, storage_errors
 
 __all__ = [
+    "ForkGate",
     "MadeHere",
     "MappedFile",
+    "Passing",
     "SharedFile",
     "absolute_path",
     "anonymous_file",

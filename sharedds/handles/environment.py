@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import threading
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ class _Shared:
         self.environment = environment
         self.options = options
         self.users = 0
+        self.threads: list[int] = []  # of users that keep no fork out
 
 
 _environments: dict[tuple[int, int], _Shared] = {}
@@ -54,12 +56,19 @@ def require_lmdb_path(path: str) -> None:
 
 
 @contextlib.contextmanager
-def open_environment(path: str | os.PathLike[str], **options: Any) -> Iterator[lmdb.Environment]:
+def open_environment(
+    path: str | os.PathLike[str], *, gated: bool = False, **options: Any
+) -> Iterator[lmdb.Environment]:
     """Open the LMDB file at ``path``, or share the environment this process has open already.
 
     py-lmdb refuses to open one real file twice in a process, so all users share one environment,
     which is closed when the last one leaves. Options are those of ``lmdb.open``; sharing needs the
     same options. Only an environment for writing is created where nothing is.
+
+    A forked child gives back what its parent has open, so that it can open it itself. Where another
+    thread may be inside LMDB at that moment, that would wait for this thread for ever: there, the
+    child keeps it and cannot open that file by LMDB. Who uses it within a
+    :class:`~sharedds.handles.ForkGate`, and ends each transaction there, says so (``gated``).
 
     Raises:
         StoreNotFoundError: Nothing is there, and it is opened for reading.
@@ -81,6 +90,9 @@ def open_environment(path: str | os.PathLike[str], **options: Any) -> Iterator[l
                 f"{path} is open in this process in another way; close that use first", path=path
             )
         shared.users += 1
+        thread = threading.get_ident()
+        if not gated:
+            shared.threads.append(thread)
     pid = os.getpid()
     try:
         yield shared.environment
@@ -88,6 +100,8 @@ def open_environment(path: str | os.PathLike[str], **options: Any) -> Iterator[l
         with _lock:
             if os.getpid() == pid:  # a forked child may end here too; the file is not its own
                 shared.users -= 1
+                if not gated:
+                    shared.threads.remove(thread)
                 if shared.users == 0:
                     del _environments[key]
                     shared.environment.close()
@@ -123,10 +137,14 @@ def _open(path: str, options: dict[str, Any]) -> lmdb.Environment:
 def _after_fork() -> None:
     global _lock  # noqa: PLW0603 - another thread of the parent may hold it, for ever here
     _lock = threading.RLock()
+    here = threading.get_ident()
     for shared in _environments.values():
-        # py-lmdb keeps a table of open files which fork does not clear; close() in the child frees
-        # the child's entry and touches neither the file nor its locks.
-        shared.environment.close()
+        if all(thread == here for thread in shared.threads):
+            # py-lmdb keeps a table of open files which fork does not clear; close() in the child
+            # frees the child's entry and touches neither the file nor its locks.
+            shared.environment.close()
+        else:  # it would wait for what another thread is at, and so would its destructor at exit
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(shared.environment))
     _environments.clear()
 
 

@@ -18,8 +18,10 @@ from sharedds.errors import (
 from sharedds.handles.process import keep_inherited
 from sharedds.handles.storage import absolute_path
 
-__all__ = ["MappedFile", "map_file"]
+__all__ = ["MappedFile", "Passing", "map_file"]
 
+_AROUND = 2 << 20  # who touches one byte may be given so many of them: a huge page
+_WINDOW = 16 << 20
 _lock = threading.RLock()
 
 
@@ -39,6 +41,8 @@ class MappedFile:
         self.identity = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns)
         self._map = mmap.mmap(descriptor, info.st_size, access=mmap.ACCESS_READ)
         self.view = memoryview(self._map)
+        self._descriptor = os.dup(descriptor)
+        weakref.finalize(self, os.close, self._descriptor).atexit = False
 
     def require_whole(self) -> None:
         """Refuse a file that was cut short: the system kills who touches what is gone (SIGBUS).
@@ -65,6 +69,57 @@ class MappedFile:
             start = offset - offset % page
             if length > 0 and offset + length <= self.size:
                 self._map.madvise(mmap.MADV_WILLNEED, start, offset + length - start)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Copy bytes without mapping them: no page of the file counts as memory of the process.
+
+        Raises:
+            StoreChangedError: The file is shorter than it was.
+            SourceError: It cannot be read.
+        """
+        self.require_whole()
+        if not hasattr(os, "pread"):
+            return bytes(self.view[offset : offset + length])
+        try:
+            data = os.pread(self._descriptor, length, offset)
+        except OSError as error:
+            raise SourceError(
+                f"{self.path}: cannot be read ({error.strerror})", path=self.path
+            ) from error
+        if len(data) < length:
+            self.require_whole()  # it may have been cut just now
+        return data
+
+    def release(self, offset: int, length: int) -> None:
+        """Let go of the pages of a range; the system keeps them, and they are back when touched.
+
+        Views stay as they are. Pages that were touched count as memory of the process, though the
+        system could take them at any time; with a range go those that came along at its edges.
+        """
+        if hasattr(mmap, "MADV_DONTNEED") and length > 0:
+            start = max(0, offset) // _AROUND * _AROUND
+            end = min(self.size, -(-(offset + length) // _AROUND) * _AROUND)
+            if start < end:
+                self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
+
+
+class Passing:
+    """Releases what a walk over a file has passed, so that it never holds the whole file.
+
+    Args:
+        file: Where the walk goes, from the front to the back for the most part.
+    """
+
+    def __init__(self, file: MappedFile) -> None:
+        self._file = file
+        self._low, self._high = file.size, 0
+
+    def passed(self, offset: int, length: int) -> None:
+        """Say that this range was touched and is not needed any more."""
+        self._low, self._high = min(self._low, offset), max(self._high, offset + length)
+        if self._high - self._low >= _WINDOW:
+            self._file.release(self._low, self._high - self._low)
+            self._low, self._high = self._file.size, 0
 
 
 _mapped: weakref.WeakValueDictionary[tuple[int, int, int, int], MappedFile]

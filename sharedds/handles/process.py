@@ -10,13 +10,15 @@ from typing import Any, Generic, TypeVar, overload
 
 from sharedds.errors import OptionError
 
-__all__ = ["MadeHere", "keep_inherited", "per_process"]
+__all__ = ["ForkGate", "MadeHere", "keep_inherited", "per_process"]
 
 T = TypeVar("T")
 
 _lock = threading.RLock()
 _slots: weakref.WeakSet[_Slot] = weakref.WeakSet()
 _inherited: list[object] = []
+_gates: weakref.WeakSet[ForkGate] = weakref.WeakSet()
+_closed_gates: dict[int, list[ForkGate]] = {}  # by the thread that forks
 
 
 def keep_inherited(objects: Iterable[object]) -> None:
@@ -39,6 +41,27 @@ class MadeHere:
 
     def __bool__(self) -> bool:
         return self._pid == os.getpid()
+
+
+class ForkGate:
+    """What a fork must not meet half done; a context manager. A fork waits until it is done.
+
+    A thread inside a C library holds locks of it, which would stay locked in the child for ever.
+    The thread that is inside may enter again, and may fork.
+    """
+
+    __slots__ = ("__weakref__", "lock")
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        with _lock:
+            _gates.add(self)
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
 
 
 class _Slot:
@@ -113,12 +136,30 @@ class per_process(Generic[T]):  # noqa: N801 - used as a decorator, like functoo
             return slot
 
 
+def _before_fork() -> None:
+    with _lock:
+        gates = sorted(_gates, key=id)  # all threads that fork take them in one order
+    for gate in gates:
+        gate.lock.acquire()
+    _closed_gates[threading.get_ident()] = gates
+
+
+def _reopen_gates() -> None:
+    for gate in _closed_gates.pop(threading.get_ident(), ()):
+        gate.lock.release()
+
+
 def _after_fork() -> None:
     global _lock  # noqa: PLW0603 - another thread of the parent may hold it, for ever here
     _lock = threading.RLock()
+    _closed_gates.clear()
+    for gate in _gates:
+        gate.lock = threading.RLock()
     keep_inherited(_slots)
     _slots.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_reopen_gates, after_in_child=_after_fork
+    )

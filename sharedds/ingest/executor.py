@@ -20,6 +20,7 @@ Result = TypeVar("Result")
 
 _IN_FLIGHT_EACH = 8
 _IN_FLIGHT_BYTES = 128 << 20
+_GROUP_BYTES = 1 << 20
 
 
 class MemoryBudget:
@@ -51,29 +52,57 @@ class MemoryBudget:
 
 
 def run_in_order(
-    function: Callable[[Item], Result], items: Iterable[tuple[Item, int]], *, workers: int
+    function: Callable[[Item], Result],
+    items: Iterable[tuple[Item, int]],
+    *,
+    workers: int,
+    group: int = 1,
 ) -> Generator[Result, None, None]:
     """Yield ``function(item)`` for each (item, cost in bytes), in order.
 
-    At most 8 items for each worker, and 128 MiB of cost, are in flight (one item always is), so the
+    At most 8 items, or two groups, for each worker, and 128 MiB of cost, are in flight (one task
+    always is), so the
     memory does not depend on the number of items. Close the iterator to stop early: work that has
     not begun is dropped, work that has is waited for.
+
+    Args:
+        function: Called by several threads at once.
+        items: What to call it with, each with its cost.
+        workers: Threads.
+        group: Items in one task. Handing a task over costs about as much as reading a small file,
+            so work as short as that is done several at a time.
     """
-    waiting: deque[tuple[Future[Result], int]] = deque()
+    waiting: deque[tuple[Future[list[Result]], int]] = deque()
     cost_in_flight = 0
+    most = max(2, _IN_FLIGHT_EACH // group) * workers  # few: memory touched first is slow
+
+    def run(some: list[Item]) -> list[Result]:
+        return [function(item) for item in some]
+
     pool = ThreadPoolExecutor(workers, thread_name_prefix="sharedds-pack")
     try:
-        for item, cost in items:
-            while waiting and (
-                len(waiting) >= _IN_FLIGHT_EACH * workers
-                or cost_in_flight + cost > _IN_FLIGHT_BYTES
-            ):
+        for some, cost in _grouped(items, group):
+            while waiting and (len(waiting) >= most or cost_in_flight + cost > _IN_FLIGHT_BYTES):
                 future, done = waiting.popleft()
                 cost_in_flight -= done
-                yield future.result()
-            waiting.append((pool.submit(function, item), cost))
+                yield from future.result()
+            waiting.append((pool.submit(run, some), cost))
             cost_in_flight += cost
         while waiting:
-            yield waiting.popleft()[0].result()
+            yield from waiting.popleft()[0].result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _grouped(items: Iterable[tuple[Item, int]], size: int) -> Iterator[tuple[list[Item], int]]:
+    """Yield up to ``size`` items and their cost; fewer where they are large."""
+    some: list[Item] = []
+    total = 0
+    for item, cost in items:
+        some.append(item)
+        total += cost
+        if len(some) == size or total >= _GROUP_BYTES:
+            yield some, total
+            some, total = [], 0
+    if some:
+        yield some, total

@@ -167,35 +167,37 @@ class Ingester:
                 data = file.read()
         except OSError as error:
             return _refused(size, f"cannot be read ({error.strerror})")
+        kind = sniff(data)
         try:
-            if sniff(data) in IMAGE_FORMATS:
-                return self._prepare(data)
-            probe(data, max_pixels=None)  # its error says what the content is
+            if kind not in IMAGE_FORMATS:
+                probe(data, max_pixels=None)  # its error says what the content is
+                return _refused(size, "not a picture", foreign=True)
+            header = probe(data, max_pixels=self.recipe.max_pixels)
+            if self.recipe.codec == "keep":
+                return self._kept(data, header)
+            with self._budget.holding(_decoded_bytes(header) * (1 + _COPIES[self.recipe.codec])):
+                pixels, length = self._pixels(data, header), len(data)
+                data = b""  # of a large picture it may be as much as the pixels
+                return self._encoded(pixels, header, length)
         except DecodeError as error:
-            return _refused(size, str(error), foreign=sniff(data) not in IMAGE_FORMATS)
+            return _refused(size, str(error), foreign=kind not in IMAGE_FORMATS)
         except MemoryError:
             return _refused(size, "not enough memory to decode it")
         except Exception as error:
             error.add_note(f"while preparing {os.fsdecode(path)!r}")
             raise
-        return _refused(size, "not a picture", foreign=True)
 
-    def _prepare(self, data: bytes) -> ImageResult:
-        recipe = self.recipe
-        header = probe(data, max_pixels=recipe.max_pixels)
-        if recipe.codec != "keep":
-            with self._budget.holding(_decoded_bytes(header) * (1 + _COPIES[recipe.codec])):
-                return self._encode(data, header)
-        if recipe.check == "decode":
+    def _kept(self, data: bytes, header: ImageHeader) -> ImageResult:
+        if self.recipe.check == "decode":
             size = 2 * _decoded_bytes(header)
             # To prove a JPEG it is decoded at 1/8 of its size, a PNG is only inflated.
             if header.format in ("jpeg", "png"):
                 size = size // 128 if header.format == "jpeg" else min(size, _PNG_PROOF)
             with self._budget.holding(size):
-                check(data, max_pixels=recipe.max_pixels)
+                check(data, max_pixels=self.recipe.max_pixels)
         return ImageResult(data, _row(header), len(data))
 
-    def _encode(self, data: bytes, header: ImageHeader) -> ImageResult:
+    def _pixels(self, data: bytes, header: ImageHeader) -> npt.NDArray[Any]:
         recipe = self.recipe
         mode: Literal["RGB", "L", "keep"] = "RGB" if recipe.codec in ("raw", "jpeg") else "keep"
         if recipe.codec == "jpeg" and header.channels <= 2 and header.mode not in ("P", "PA"):
@@ -214,7 +216,12 @@ class Ingester:
             raise DecodeError(
                 f"{pixels.dtype} pixels are only stored as they are, with codec='keep'"
             )
-        pixels = self._sized(pixels, header)
+        return self._sized(pixels, header)
+
+    def _encoded(
+        self, pixels: npt.NDArray[Any], header: ImageHeader, source_bytes: int
+    ) -> ImageResult:
+        recipe = self.recipe
         codec = recipe.codec
         if codec == "raw" and pixels.dtype != np.uint8:
             raise DecodeError(
@@ -234,7 +241,7 @@ class Ingester:
                 grey, alpha = pixels[..., :1], pixels[..., 1:]
                 pixels = np.concatenate([grey, grey, grey, alpha], axis=2)
             value = encode_image(pixels, codec)  # webp without loss
-        return ImageResult(value, _encoded_row(header, pixels, codec), len(data))
+        return ImageResult(value, _encoded_row(header, pixels, codec), source_bytes)
 
     def _least(self, header: ImageHeader) -> tuple[int, int] | None:
         """Return the stored (height, width) that is enough, None where all of it is needed."""

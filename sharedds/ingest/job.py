@@ -32,6 +32,7 @@ _ROW_BYTES = 160  # columns, entry, key and tree of one sample, rounded up
 _PAGE = 4096
 _LARGEST_INSIDE = 2016  # longer values get pages of their own
 _SAMPLED = 16
+_COPIED = 16  # files that one task reads, where reading is all there is to do
 _UNNAMED = "not named in the labels file"
 _FOREIGN = "no extension, and not an image"
 
@@ -203,7 +204,8 @@ class Job:
             return position, self._prepare(ingester, position)
 
         items = ((int(p), max(int(sizes[p]), pixels)) for p in self.order[start:])
-        return run_in_order(prepare, items, workers=workers)
+        copied = self.recipe.codec == "keep" and self.recipe.check == "header"
+        return run_in_order(prepare, items, workers=workers, group=_COPIED if copied else 1)
 
     def _prepare(self, ingester: Ingester, position: int) -> ImageResult:
         if self.labels is not None and self.labels[position] == NO_LABEL:

@@ -1,8 +1,9 @@
 """Columns: one mapped array for each scalar or fixed-shape field; nothing per sample is an object.
 
-A column is cut along its first axis into segments (see ``layout.rows_per_segment``); what lies in
-one of them is read as a plain view of the file. A segment is compared with its checksum when it is
-first touched; a row of a wide column whenever it is read.
+A column is cut along its first axis into segments (see ``layout.rows_per_segment``), and these into
+blocks of up to 1 MiB. A block is compared with its checksum when it is first touched; a row of a
+wide column whenever it is read. Few bytes are copied from the file, so that rows read at random
+leave nothing mapped behind; many are a view of it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from sharedds.store.layout import ColumnSpec
 
 __all__ = ["Column", "RaggedColumn", "TextColumn"]
 
+_COPIED = 64 << 10  # bytes that are rather copied than mapped
+_MAPPED = 8 << 20  # bytes of a column that may stay mapped behind what was gathered
 _DAMAGED = "the file was damaged after packing; restore it from a copy or pack it again"
 
 
@@ -29,7 +32,8 @@ class Column:
     """A column of a store: behaves like a read-only array of shape (rows, ``*row_shape``).
 
     ``column[3]`` is a row, ``column[[5, 2, 9]]``, ``column[mask]`` or ``column[10:20]`` an array of
-    rows, ``np.asarray(column)`` the whole: without copying where it lies in one segment.
+    rows, ``np.asarray(column)`` the whole: without copying where it lies in one segment (and is
+    over 64 KiB).
 
     Raises:
         SampleIndexError: No such row.
@@ -53,7 +57,11 @@ class Column:
         self._spec = spec
         self._locate = locate
         self._file = file
+        self._row_bytes = spec.row_bytes
+        self._block_rows = spec.block_rows
+        self._spans: dict[int, tuple[int, int]] = {}
         self._segments: dict[int, npt.NDArray[Any]] = {}
+        self._checked = bytearray(spec.blocks if spec.checksums else 0)  # 1: was found sound
         self._row_checksums = row_checksums
 
     def __len__(self) -> int:
@@ -64,52 +72,85 @@ class Column:
         """Number of segments."""
         return self._spec.segments
 
+    def _span(self, index: int) -> tuple[int, int]:
+        """Return (offset in the file, length) of a segment, its length checked."""
+        span = self._spans.get(index)
+        if span is None:
+            spec = self._spec
+            offset, length = self._locate(spec.name, index)
+            rows = min(spec.segment_rows, spec.rows - index * spec.segment_rows)
+            if length != rows * self._row_bytes:
+                raise StoreFormatError(
+                    f"{self.path}: column {spec.name!r}, segment {index}: {length} bytes, "
+                    f"{rows * self._row_bytes} expected",
+                    path=self.path,
+                    field=spec.name,
+                )
+            span = self._spans[index] = offset, length
+        return span
+
     def segment_bytes(self, index: int) -> memoryview:
         """Return the stored bytes of a segment, checked for their length only."""
-        spec = self._spec
         self._file.require_whole()
-        offset, length = self._locate(spec.name, index)
-        rows = min(spec.segment_rows, spec.rows - index * spec.segment_rows)
-        if length != rows * spec.row_bytes:
-            raise StoreFormatError(
-                f"{self.path}: column {spec.name!r}, segment {index}: {length} bytes, "
-                f"{rows * spec.row_bytes} expected",
-                path=self.path,
-                field=spec.name,
-            )
+        offset, length = self._span(index)
         return self._file.view[offset : offset + length]
 
     def segment(self, index: int) -> npt.NDArray[Any]:
-        """Return a segment as an array, checked against its checksum the first time."""
+        """Return a segment as an array; what was not yet compared with its checksums is."""
+        rows = self._mapped(index)
+        first = index * self._spec.segment_rows
+        self._require_sound(first, first + len(rows))
+        return rows
+
+    def release(self, index: int) -> None:
+        """Let go of the pages of a segment; its views stay, and bring back what they touch."""
+        self._file.release(*self._span(index))
+
+    def _mapped(self, index: int) -> npt.NDArray[Any]:
+        """Return a segment as an array, compared with nothing."""
         self._file.require_whole()
         segment = self._segments.get(index)
         if segment is None:
-            data = self.segment_bytes(index)
-            self.check_segment(index, data)
-            segment = np.frombuffer(data, self.dtype)
+            segment = np.frombuffer(self.segment_bytes(index), self.dtype)
             if not segment.flags.aligned:
                 segment = segment.copy()  # short values share a page with others
                 segment.flags.writeable = False
-            segment = segment.reshape(-1, *self._spec.shape)
-            self._segments[index] = segment
+            segment = self._segments[index] = segment.reshape(-1, *self._spec.shape)
         return segment
 
-    def check_segment(self, index: int, data: memoryview) -> None:
-        """Compare a segment with the checksum in the header.
+    def _require_sound(self, start: int, stop: int) -> None:
+        """Check the blocks of these rows that were not checked before."""
+        if self._checked:
+            for block in range(start // self._block_rows, (stop - 1) // self._block_rows + 1):
+                if not self._checked[block]:
+                    self.check_block(block)
+
+    def blocks_of(self, segment: int) -> range:
+        """Return the numbers of the blocks with a checksum in a segment."""
+        each = self._spec.segment_rows // self._block_rows
+        return range(segment * each, min((segment + 1) * each, len(self._checked)))
+
+    def check_block(self, block: int) -> None:
+        """Compare a block with its checksum in the header.
 
         Raises:
             CorruptDataError: They differ.
         """
-        checksums = self._spec.checksums
-        if checksums and xxhash.xxh3_64_hexdigest(data) != checksums[index]:
-            first = index * self._spec.segment_rows
-            last = min(first + self._spec.segment_rows, self._spec.rows) - 1
+        first = block * self._block_rows
+        last = min(first + self._block_rows, self._spec.rows) - 1
+        segment, row = divmod(first, self._spec.segment_rows)
+        at, size = row * self._row_bytes, (last + 1 - first) * self._row_bytes
+        found = xxhash.xxh3_64_hexdigest(self.segment_bytes(segment)[at : at + size])
+        # One row may be all that is wanted of it.
+        self._file.release(self._span(segment)[0] + at, size)
+        if found != self._spec.checksums[block]:
             raise CorruptDataError(
                 f"{self.path}: column {self.name!r}, rows {first} to {last} fail their checksum: "
                 f"{_DAMAGED}",
                 path=self.path,
                 field=self.name,
             )
+        self._checked[block] = 1
 
     def _check_rows(self, first: int, rows: npt.NDArray[Any]) -> None:
         """Compare rows of a wide column, numbered from ``first``, with their checksums."""
@@ -136,10 +177,7 @@ class Column:
         position = number + self._spec.rows if number < 0 else number
         if not 0 <= position < self._spec.rows:
             raise self._no_row(number)
-        segment, row = divmod(position, self._spec.segment_rows)
-        rows = self.segment(segment)[row : row + 1]
-        self._check_rows(position, rows)
-        return rows[0]
+        return self._slice(position, position + 1, 1)[0]
 
     def _no_row(self, number: int) -> SampleIndexError:
         return SampleIndexError(
@@ -170,42 +208,59 @@ class Column:
     def _slice(self, start: int, stop: int, step: int) -> npt.NDArray[Any]:
         if step != 1 or stop <= start:
             return self._gather(np.arange(start, stop, step))
+        self._require_sound(start, stop)
         size = self._spec.segment_rows
+        number, row = divmod(start, size)
+        length = (stop - start) * self._row_bytes
+        if length <= _COPIED and self._row_checksums is None and row + stop - start <= size:
+            data = self._file.read(self._span(number)[0] + row * self._row_bytes, length)
+            return np.frombuffer(data, self.dtype).reshape(-1, *self._spec.shape)
         parts = []
         for number in range(start // size, (stop - 1) // size + 1):
             first = max(start, number * size)
-            part = self.segment(number)[first - number * size : stop - number * size]
+            part = self._mapped(number)[first - number * size : stop - number * size]
             self._check_rows(first, part)
             parts.append(part)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _gather(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        if self._spec.segments == 1 and self._row_checksums is None:
-            whole: npt.NDArray[Any] = self.segment(0)[rows]
-            return whole
         flat = rows.reshape(-1)
         out = np.empty((flat.size, *self._spec.shape), self.dtype)
         if self._row_checksums is not None:
             self._gather_checked(flat.tolist(), out)
-        else:
-            segments = flat // self._spec.segment_rows
-            for segment in np.unique(segments).tolist():
-                where = np.flatnonzero(segments == segment)
-                out[where] = self.segment(segment)[flat[where] % self._spec.segment_rows]
+        elif flat.size:
+            self._gather_blocks(flat, out)
         return out.reshape(*rows.shape, *self._spec.shape)
+
+    def _gather_blocks(self, rows: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
+        """Copy short rows, segment by segment."""
+        if self._checked:
+            blocks = rows // self._block_rows
+            checked = np.frombuffer(self._checked, np.bool_)
+            for block in np.unique(blocks[~checked[blocks]]).tolist():
+                self.check_block(block)
+        large = self._spec.rows * self._row_bytes > _MAPPED
+        segments = rows // self._spec.segment_rows
+        for segment in np.unique(segments).tolist() if self._spec.segments > 1 else [0]:
+            where = segments == segment
+            out[where] = self._mapped(segment)[rows[where] % self._spec.segment_rows]
+            if large:
+                self.release(segment)
 
     def _gather_checked(self, rows: list[int], out: npt.NDArray[Any]) -> None:
         """Copy long rows one by one: each is compared with its checksum while it is at hand."""
         for at, number in enumerate(rows):
             segment, row = divmod(number, self._spec.segment_rows)
-            out[at] = self.segment(segment)[row]
+            out[at] = self._mapped(segment)[row]
             self._check_rows(number, out[at : at + 1])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         return np.array(self[:], dtype=dtype, copy=copy)
 
     def __iter__(self) -> Iterator[Any]:
-        return (self[i] for i in range(len(self)))
+        step = max(1, _COPIED // max(1, self._row_bytes))
+        for start in range(0, len(self), step):
+            yield from self[start : start + step]
 
     def __repr__(self) -> str:
         return f"Column({self.name!r}, shape={self.shape}, dtype={self.dtype})"

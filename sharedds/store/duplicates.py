@@ -183,6 +183,7 @@ def _checksums(store: Store, field: str) -> npt.NDArray[np.uint64]:
         mine = rows[first::step, 2]
         sums[(done + first) // step :][: len(mine)] = mine
         done += len(rows)
+        entries.release(number)
     return sums
 
 

@@ -129,14 +129,19 @@ def _check_columns(header: Header, file_size: int) -> None:
         )
     for column in header.columns:
         shape_ok = DTYPE.match(column.dtype) and _is_shape(column.shape)
-        if not shape_ok or column.rows < 0 or column.segment_rows < 1:
+        if not shape_ok or column.rows < 0:
             raise _HeaderError(f"column {column.name!r}: {column.dtype!r}, shape {column.shape}")
+        if column.segment_rows < 1 or column.segment_rows & (column.segment_rows - 1):
+            raise _HeaderError(
+                f"column {column.name!r} has segments of {column.segment_rows} rows, which is no "
+                "power of two"
+            )
         if column.rows * column.row_bytes > file_size or column.segments >= 1 << 32:
             raise _HeaderError(
                 f"column {column.name!r} claims {column.rows} rows; the file is smaller"
             )
         bare = column.wide or column.name == "@entries"
-        if len(column.checksums) != (0 if bare else column.segments):
+        if len(column.checksums) != (0 if bare else column.blocks):
             raise _HeaderError(f"column {column.name!r} has {len(column.checksums)} checksums")
     wanted = _expected_columns(header, columns)
     if set(wanted) != set(columns):

@@ -35,6 +35,7 @@ __all__ = [
     "FieldSpec",
     "column_key",
     "field_columns",
+    "rows_per_block",
     "rows_per_segment",
     "spooled_columns",
 ]
@@ -51,6 +52,7 @@ MAX_DIMENSIONS = 8
 WIDE_ROW = 4096  # rows this long are written as they come and carry a checksum each
 _SEGMENT = 64 << 20
 _WIDE_SEGMENT = 4 << 20
+_BLOCK = 1 << 20
 
 IMAGE_CODECS = ("jpeg", "png", "webp", "keep")
 FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}\Z")
@@ -93,9 +95,9 @@ class FieldSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
 class ColumnSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A column as the header holds it: an array cut along its first axis into segments.
 
-    ``checksums`` has one xxh3-64 in hexadecimal for each segment; it is empty for wide columns,
-    whose rows have their checksums in the column ``NAME@xxh3``, and for ``@entries``, which locates
-    data that have their own.
+    ``segment_rows`` is a power of two. ``checksums`` has one xxh3-64 in hexadecimal for each block
+    of ``block_rows`` rows; it is empty for wide columns, whose rows have their checksums in the
+    column ``NAME@xxh3``, and for ``@entries``, which locates data that have their own.
     """
 
     name: str
@@ -119,6 +121,16 @@ class ColumnSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     def segments(self) -> int:
         """Number of segments."""
         return -(-self.rows // self.segment_rows)
+
+    @property
+    def block_rows(self) -> int:
+        """Rows that share a checksum; a segment is a whole number of such blocks."""
+        return min(self.segment_rows, rows_per_block(self.row_bytes))
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return -(-self.rows // self.block_rows)
 
 
 class FieldColumn(NamedTuple):
@@ -176,5 +188,13 @@ def column_key(name: str, segment: int) -> bytes:
 
 def rows_per_segment(row_bytes: int) -> int:
     """Return how many rows a segment holds: a power of two, 64 MiB at most (wide rows: 4 MiB)."""
-    limit = _WIDE_SEGMENT if row_bytes >= WIDE_ROW else _SEGMENT
+    return _rows_within(_WIDE_SEGMENT if row_bytes >= WIDE_ROW else _SEGMENT, row_bytes)
+
+
+def rows_per_block(row_bytes: int) -> int:
+    """Return how many rows share a checksum: a power of two, 1 MiB at most."""
+    return _rows_within(_BLOCK, row_bytes)
+
+
+def _rows_within(limit: int, row_bytes: int) -> int:
     return 1 << max(0, (limit // max(1, row_bytes)).bit_length() - 1)

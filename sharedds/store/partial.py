@@ -23,7 +23,13 @@ from sharedds.errors import (
     StoreExistsError,
     StoreFormatError,
 )
-from sharedds.handles import absolute_path, open_environment, require_lmdb_path, storage_errors
+from sharedds.handles import (
+    ForkGate,
+    absolute_path,
+    open_environment,
+    require_lmdb_path,
+    storage_errors,
+)
 from sharedds.store.layout import (
     CHUNK_KEY,
     CHUNKS,
@@ -100,6 +106,7 @@ class Partial:
         self.path = absolute_path(path)
         require_lmdb_path(self.path)
         self.folder = partial_path(self.path)
+        self.gate = ForkGate()  # around all that LMDB does here
         self._keep = state is not None
         self._force = force
         self._files = contextlib.ExitStack()
@@ -182,7 +189,12 @@ class Partial:
         size = os.path.getsize(self.data_path) if os.path.exists(self.data_path) else 0
         self._env = self._files.enter_context(
             open_environment(
-                self.data_path, map_size=size + _STEP, max_dbs=3, lock=False, readahead=False
+                self.data_path,
+                gated=True,
+                map_size=size + _STEP,
+                max_dbs=3,
+                lock=False,
+                readahead=False,
             )
         )
         self._databases = {
@@ -225,7 +237,7 @@ class Partial:
         """Map the errors of a failed write; it leaves the folder at its last commit."""
         kept = f"What is done is kept in {self.folder}. " if self._keep else ""
         try:
-            with storage_errors(self.path, needed=lambda: self._needed, advice=kept):
+            with self.gate, storage_errors(self.path, needed=lambda: self._needed, advice=kept):
                 yield
         except SharedDSError:
             raise
@@ -257,6 +269,23 @@ class Partial:
         with self._errors():
             self._begin(len(value)).put(key, value, db=self._databases[database], append=append)
 
+    def put_all(
+        self, database: str, items: Sequence[tuple[bytes, bytes]], *, append: bool = False
+    ) -> None:
+        """Put several values in the running transaction."""
+        with self._errors():
+            start = 0
+            while start < len(items):
+                # One value that needs a larger map ends a transaction; the others share it.
+                end, need = start + 1, len(items[start][1])
+                while end < len(items) and need < _STEP - 2 * _SLACK:
+                    need += len(items[end][1]) + 2 * 4096
+                    end += 1
+                cursor = self._begin(need).cursor(self._databases[database])
+                cursor.putmulti(items[start:end], append=append)
+                cursor.close()
+                start = end
+
     def get(self, database: str, key: bytes) -> bytes:
         """Return what the last commit holds under a key."""
         with self._errors(), self._env.begin(self._databases[database]) as reader:
@@ -274,11 +303,25 @@ class Partial:
         if transaction is not None:
             transaction.commit()
 
-    def commit(self, *, samples: int, entries: int) -> None:
-        """Make everything so far durable, and say how far it goes."""
+    def end(self) -> None:
+        """End the running transaction; what it put counts only with the next commit."""
         with self._errors():
-            self._needed = self.log.pending
-            progress = _Progress(samples, entries, self.log.write_frame())
+            self._end()
+
+    def commit(
+        self, *, samples: int, entries: int, frame: dict[str, bytearray] | None = None
+    ) -> None:
+        """Make everything so far durable, and say how far it goes.
+
+        Args:
+            samples: How many there are.
+            entries: How many chunks they have.
+            frame: Rows of the log that go with it; None for all that wait there.
+        """
+        frame = self.log.take() if frame is None else frame
+        with self._errors():
+            self._needed = sum(len(rows) for rows in frame.values())
+            progress = _Progress(samples, entries, self.log.write_frame(frame))
             record = msgspec.json.encode(progress)
             self._begin(len(record)).put(PROGRESS_KEY, record, db=self._databases[HEADER])
             self._end()
@@ -333,17 +376,18 @@ class Partial:
 
     def close(self) -> None:
         """Leave the folder as the last commit made it, to be continued."""
-        if self._transaction is not None:
-            self._transaction.abort()
-            self._transaction = None
-        self._files.close()
+        self._close_files()
         self._lock.release()
 
     def discard(self) -> None:
         """Remove the folder and everything of ours in it."""
-        if self._transaction is not None:
-            self._transaction.abort()
-            self._transaction = None
-        self._files.close()
+        self._close_files()
         self._remove_files()
         self._lock.remove()
+
+    def _close_files(self) -> None:
+        with self.gate:
+            if self._transaction is not None:
+                self._transaction.abort()
+                self._transaction = None
+            self._files.close()

@@ -80,7 +80,8 @@ class Preparer:
     """
 
     def __init__(self, fields: Sequence[FieldSpec]) -> None:
-        self._fields = fields
+        # What never changes is looked up once: most of the work on a small sample would be this.
+        self._fields = [(spec, "wide" if spec.wide else spec.kind) for spec in fields]
         self._names = {spec.name for spec in fields}
         self.ragged: dict[str, RaggedKind] = {}
         self.keyed: bool | None = None
@@ -104,14 +105,14 @@ class Preparer:
             if not isinstance(values, Mapping):
                 raise SchemaError(f"a mapping of fields to values is expected, not {values!r}")
             if values.keys() != self._names:
-                missing = [spec.name for spec in self._fields if spec.name not in values]
+                missing = [spec.name for spec, _ in self._fields if spec.name not in values]
                 unknown = [name for name in values if name not in self._names]
                 raise SchemaError(f"fields missing {missing}, not in the schema {unknown}")
         except SchemaError as error:
             raise sample.refusal(error, None) from error
-        for spec in self._fields:
+        for spec, kind in self._fields:
             try:
-                self._prepare_field(spec, values[spec.name], sample)
+                self._prepare_field(spec, kind, values[spec.name], sample)
             except SharedDSError as error:
                 raise sample.refusal(error, spec.name) from error
         if sample.key is not None:
@@ -124,23 +125,23 @@ class Preparer:
         self.ragged |= sample.learned
         self.keyed = sample.key is not None
 
-    def _prepare_field(self, spec: FieldSpec, value: Any, sample: Sample) -> None:
+    def _prepare_field(self, spec: FieldSpec, kind: str, value: Any, sample: Sample) -> None:
         name = spec.name
-        if spec.kind == "image":
+        if kind == "column":
+            sample.rows.append((name, fixed_bytes(spec, value)))
+        elif kind == "image":
             picture = [] if value is None else [(0, 0, encode_picture(spec, value))]
             sample.chunks.append(picture)
-        elif spec.kind == "blocks":
+        elif kind == "blocks":
             plan = None if value is None else BlockPlan.of(spec, value)
             meta = b"" if plan is None else msgspec.json.encode(plan.meta)
             sample.append(f"{name}@meta", meta, len(meta))
             sample.chunks.append(() if plan is None else plan.blocks())
-        elif spec.wide:
+        elif kind == "wide":
             row = fixed_bytes(spec, value)
             sample.wide.append((name, row))
             sample.rows.append((f"{name}@xxh3", checksum(row)))
-        elif spec.kind == "column":
-            sample.rows.append((name, fixed_bytes(spec, value)))
-        elif spec.kind == "ragged":
+        elif kind == "ragged":
             array = ragged_array(spec, value, self.ragged.get(name))
             sample.learned[name] = RaggedKind(array.dtype, array.ndim)
             sample.append(name, array.tobytes(), array.size)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import xxhash
 
 from sharedds.errors import SchemaError, StoreFormatError
-from sharedds.handles import map_file
+from sharedds.handles import Passing, map_file
 from sharedds.store.header import Header
 from sharedds.store.layout import (
     CHUNK_KEY,
@@ -24,6 +24,7 @@ from sharedds.store.layout import (
     FieldSpec,
     column_key,
     field_columns,
+    rows_per_block,
     rows_per_segment,
 )
 from sharedds.store.pages import Pages
@@ -63,7 +64,9 @@ class _ColumnWriter:
         self._row = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         # system columns stay narrow: their segments are the large ones, whatever the row
         self._rows_each = rows_per_segment(min(self._row, WIDE_ROW - 1))
+        self._block = min(self._rows_each, rows_per_block(self._row)) * self._row
         self._buffer = bytearray()
+        self._segments = 0
         self._checksums: list[str] = []
         self._bytes = 0
         self._hash = xxhash.xxh3_128()
@@ -79,8 +82,11 @@ class _ColumnWriter:
     def _put(self, size: int) -> None:
         segment = bytes(memoryview(self._buffer)[:size])
         del self._buffer[:size]
-        self._partial.put(COLUMNS, column_key(self._name, len(self._checksums)), segment)
-        self._checksums.append(xxhash.xxh3_64_hexdigest(segment))
+        self._partial.put(COLUMNS, column_key(self._name, self._segments), segment)
+        self._segments += 1
+        view = memoryview(segment)
+        for at in range(0, size, self._block):
+            self._checksums.append(xxhash.xxh3_64_hexdigest(view[at : at + self._block]))
 
     def finish(self) -> tuple[ColumnSpec, str]:
         """Return the specification and the hash of the content."""
@@ -219,6 +225,7 @@ def _located(partial: Partial) -> Iterator[bytes]:
     mapped = map_file(partial.data_path)
     pages = Pages(mapped.view, partial.data_path)
     tree = pages.database(CHUNKS)
+    passing = Passing(mapped)
     leaves = pages.fixed_items(tree, CHUNK_KEY.size) if tree is not None else iter(())
     offsets = np.empty(0, np.uint64)
     lengths = np.empty(0, np.uint64)
@@ -233,6 +240,8 @@ def _located(partial: Partial) -> Iterator[bytes]:
             found.append(leaf[1])
             sizes.append(leaf[2])
             have += len(leaf[1])
+            start = int(leaf[1].min())
+            passing.passed(start, int(leaf[1].max()) - start)
         offsets, lengths = np.concatenate(found), np.concatenate(sizes)
         count = len(spooled)
         if not np.array_equal(lengths[:count], spooled[:, 0]):

@@ -71,29 +71,27 @@ class SpoolLog:
         self._reader.seek(offset)
         return self._reader.read(size)
 
-    @property
-    def pending(self) -> int:
-        """Bytes that wait for the next frame."""
-        return sum(len(buffer) for buffer in self.buffers.values())
+    def take(self) -> dict[str, bytearray]:
+        """Return what waits for the next frame, and wait with it no longer."""
+        frame, self.buffers = self.buffers, {name: bytearray() for name in self._names}
+        return frame
 
-    def write_frame(self) -> int:
-        """Write what waits as one frame, synced; return the length of the log.
+    def write_frame(self, frame: dict[str, bytearray]) -> int:
+        """Write a frame, synced; return the length of the log.
 
         Raises:
-            OSError: No room; the log is as long as before, and what waits still waits.
+            OSError: No room; the log is as long as before.
         """
-        sizes = tuple(len(self.buffers[name]) for name in self._names)
+        sizes = tuple(len(frame[name]) for name in self._names)
         if sum(sizes):
             self._file.seek(self.length)
             self._file.write(self._head.pack(*sizes))
             for name in self._names:
-                self._file.write(self.buffers[name])
+                self._file.write(frame[name])
             self._file.flush()
             os.fsync(self._file.fileno())
             self._frames.append((self.length + self._head.size, sizes))
             self.length += self._head.size + sum(sizes)
-            for buffer in self.buffers.values():
-                buffer.clear()
         return self.length
 
     def read(self, name: str) -> Iterator[bytes]:

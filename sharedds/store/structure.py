@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -12,10 +14,14 @@ __all__ = ["check_structure"]
 _INTEGER_KEYS, _ONE_FILE = 0x08, 0x4000  # LMDB keeps some options with the tree of free pages
 
 
-def check_structure(pages: Pages) -> None:
+def check_structure(pages: Pages, passed: Callable[[int, int], object] | None = None) -> None:
     """Prove that every page is used once, keys are in order, and every number is in range.
 
     After this, handing the file to liblmdb is safe.
+
+    Args:
+        pages: Of the file.
+        passed: Is told (offset, length) of each value when the walk goes on from it.
 
     Raises:
         StoreFormatError: The first thing that is wrong.
@@ -25,10 +31,17 @@ def check_structure(pages: Pages) -> None:
     _check_free(pages, used)
     if pages.main.flags:
         raise pages.error(f"the main database has the flags {pages.main.flags:#x}")
-    _check_tree(pages, pages.main, used, named=True)
+    _check_tree(pages, pages.main, used, passed, named=True)
 
 
-def _check_tree(pages: Pages, tree: Tree, used: npt.NDArray[np.bool_], *, named: bool) -> None:
+def _check_tree(
+    pages: Pages,
+    tree: Tree,
+    used: npt.NDArray[np.bool_],
+    passed: Callable[[int, int], object] | None,
+    *,
+    named: bool,
+) -> None:
     previous: bytes | None = None
     entries = 0
     for kind, at, count in pages.walk(tree):
@@ -47,9 +60,11 @@ def _check_tree(pages: Pages, tree: Tree, used: npt.NDArray[np.bool_], *, named:
                 below = pages.read_tree(offset)
                 if below.flags:
                     raise pages.error(f"database {key!r} has the flags {below.flags:#x}")
-                _check_tree(pages, below, used, named=False)
+                _check_tree(pages, below, used, passed, named=False)
             elif flags & ~BIG:
                 raise pages.error(f"page {number} is damaged: node flags {flags:#x}")
+            if passed is not None:
+                passed(offset, length)
     if entries != tree.entries:
         raise pages.error(f"a tree claims {tree.entries} entries and holds {entries}")
 

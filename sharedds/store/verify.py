@@ -13,7 +13,7 @@ import numpy.typing as npt
 import xxhash
 
 from sharedds.errors import SampleKeyError, SharedDSError, StoreError
-from sharedds.handles import open_environment
+from sharedds.handles import Passing, open_environment
 from sharedds.progress import Progress
 from sharedds.store.layout import CHUNK_KEY, CHUNKS
 from sharedds.store.pages import Tree
@@ -93,7 +93,7 @@ def verify(
     store = Store(path)
     check = _Check(store)
     if untrusted:
-        check_structure(store.opened.pages)
+        check_structure(store.opened.pages, Passing(store.opened.file).passed)
     check.columns()
     with Progress("verifying", total=store.header.entries, unit="values", enabled=progress) as bar:
         check.entries(bar)
@@ -140,18 +140,23 @@ class _Check:
         self.report(str(error), sample=error.sample, field=error.field)
 
     def columns(self) -> None:
-        """Compare each segment with its checksum, and note the content for the digest."""
+        """Compare each block with its checksum, and note the content for the digest."""
         for spec in self.store.header.columns:
             content = xxhash.xxh3_128()
             column = self.opened.column(spec.name)
             for index in range(spec.segments):
                 try:
                     data = column.segment_bytes(index)
-                    column.check_segment(index, data)
                 except StoreError as error:
                     self.report_error(error)
                     continue
+                for block in column.blocks_of(index):
+                    try:
+                        column.check_block(block)
+                    except StoreError as error:
+                        self.report_error(error)
                 content.update(data)
+                column.release(index)
             if spec.name not in DERIVED_COLUMNS and not spec.wide:
                 self.lines.append(digest_lines(spec, content.hexdigest()))
 
@@ -169,6 +174,7 @@ class _Check:
         content = xxhash.xxh3_128()
         owners, leaves = self._until_damaged(self._owners()), self._until_damaged(self._leaves())
         view, size = self.opened.file.view, self.opened.file.size
+        passing = Passing(self.opened.file)
         spans: list[npt.NDArray[np.uint64]] = []
         for at in range(0, len(table), _ROWS):
             rows: npt.NDArray[np.uint64] = table[at : at + _ROWS]
@@ -183,6 +189,7 @@ class _Check:
                     self.report("lies outside the file", sample=sample, field=name)
                 elif xxhash.xxh3_64_intdigest(view[offset : offset + length]) != checksum:
                     self.report("fails its checksum", sample=sample, field=name)
+                passing.passed(offset, length)
                 self.bytes += length
                 bar.advance(1, nbytes=length)
         if next(leaves, None) is not None:

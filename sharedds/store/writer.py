@@ -24,9 +24,9 @@ from sharedds.errors import (
 )
 from sharedds.handles import MadeHere, absolute_path
 from sharedds.packed import encode_text
+from sharedds.store.behind import WriteBehind
 from sharedds.store.layout import (
     CHUNK_KEY,
-    CHUNKS,
     COLUMNS,
     FORMAT_VERSION,
     MAX_HEADER,
@@ -43,7 +43,7 @@ from sharedds.store.values import ArrayValue, RaggedKind, json_bytes, json_objec
 
 __all__ = ["ArrayValue", "StoreWriter"]
 
-_COMMIT = 32 << 20
+_COMMIT = 8 << 20
 
 
 class StoreWriter:
@@ -99,6 +99,7 @@ class StoreWriter:
         self._fields = parse_schema(schema)
         self._preparer = Preparer(self._fields)
         self._wide = [spec for spec in self._fields if spec.wide]
+        self._chunked = [spec.name for spec in self._fields if spec.chunked]
         state = None
         if resume is not None:
             state = msgspec.json.encode([FORMAT_VERSION, resume, self._fields]).decode()
@@ -120,8 +121,9 @@ class StoreWriter:
         except BaseException:
             self._partial.close()
             raise
+        self._behind = WriteBehind(self._partial)
         self._closed = False
-        self._forgotten = weakref.finalize(self, _forget, self._partial, self._home)
+        self._forgotten = weakref.finalize(self, _forget, self._behind, self._partial, self._home)
 
     def _restore(self) -> None:
         """Set up what runs along with the samples, or take it from where the last commit was."""
@@ -159,6 +161,7 @@ class StoreWriter:
     def keys(self) -> Iterator[bytes]:
         """Return the keys of the samples of the last commit, in order: what a resumed run did."""
         self._require_home()
+        self._behind.drain()
         return self._log.strings("@key")
 
     # --- one sample ---
@@ -176,7 +179,8 @@ class StoreWriter:
             SchemaError: A field is missing, unknown or does not fit.
             DecodeError: Bytes given for an image field are not of its format.
             SourceError: An array that is read block by block cannot be read.
-            StorageFullError: No room. The writer is closed; with ``resume`` the work can go on.
+            StorageFullError: No room for this sample or for earlier ones, which are written behind.
+                The writer is closed; with ``resume`` the work can go on.
             StoreError: The writer is closed, or was made by another process.
         """
         self._require_home()
@@ -199,7 +203,7 @@ class StoreWriter:
             entries, counts = self._write_chunks(prepared)
             self._accept(prepared, entries, counts)
         except _RefusedError as refused:
-            self._partial.drop_from(self._samples)
+            self._behind.drop_from(self._samples, CHUNK_KEY.pack(self._samples, 0, 0, 0))
             raise refused.error from refused.error.__cause__
         except BaseException:
             self.abort()
@@ -208,8 +212,7 @@ class StoreWriter:
     def _write_chunks(self, prepared: Sample) -> tuple[bytearray, list[int]]:
         """Put the chunks of a sample; return their records and how many each field has."""
         records, counts = bytearray(), []
-        names = [spec.name for spec in self._fields if spec.chunked]
-        for number, (name, chunks) in enumerate(zip(names, prepared.chunks, strict=True)):
+        for number, (name, chunks) in enumerate(zip(self._chunked, prepared.chunks, strict=True)):
             count = 0
             source = iter(chunks)
             while True:
@@ -220,7 +223,7 @@ class StoreWriter:
                 except SharedDSError as error:  # of the source, not of the store
                     raise _RefusedError(prepared.refusal(error, name)) from error
                 chunk_key = CHUNK_KEY.pack(self._samples, number, level, block)
-                self._partial.put(CHUNKS, chunk_key, data, append=True)
+                self._behind.put_chunk(chunk_key, data)
                 records += struct.pack("<Q", len(data)) + checksum(data)
                 self._uncommitted += len(data)
                 count += 1
@@ -249,13 +252,13 @@ class StoreWriter:
             if self._samples % rows_each == 0:
                 self._put_wide(name, self._samples // rows_each - 1)
         if self._uncommitted >= _COMMIT and self._samples % self._align == 0:
-            self._partial.commit(samples=self._samples, entries=self._entries)
+            self._behind.commit(samples=self._samples, entries=self._entries)
             self._uncommitted = 0
 
     def _put_wide(self, name: str, segment: int) -> None:
         if self._wide_rows[name]:
             rows = bytes(self._wide_rows[name])
-            self._partial.put(COLUMNS, column_key(name, segment), rows)
+            self._behind.put_rows(column_key(name, segment), rows)
             self._wide_rows[name].clear()
 
     # --- the end ---
@@ -286,13 +289,15 @@ class StoreWriter:
         try:
             for spec in self._wide:
                 self._put_wide(spec.name, self._samples // rows_per_segment(spec.row_bytes))
-            self._partial.commit(samples=self._samples, entries=self._entries)
-            seal(
-                self._partial,
-                tuple(self._described(spec) for spec in self._fields),
-                classes=self._classes,
-                attrs=self.attrs,
-            )
+            self._behind.commit(samples=self._samples, entries=self._entries)
+            self._behind.finish()
+            with self._partial.gate:  # a transaction stays open from one step to the next
+                seal(
+                    self._partial,
+                    tuple(self._described(spec) for spec in self._fields),
+                    classes=self._classes,
+                    attrs=self.attrs,
+                )
         except SchemaError:  # two equal keys: to go on from there could only fail again
             self._partial.discard()
             raise
@@ -300,6 +305,7 @@ class StoreWriter:
             self._partial.close()
             raise
         except BaseException:
+            self._behind.stop()
             self._partial.leave()
             raise
 
@@ -314,6 +320,7 @@ class StoreWriter:
         if self._home:
             with self._lock:
                 if self._begin_end():
+                    self._behind.stop()
                     (self._partial.leave if keep else self._partial.discard)()
 
     def __enter__(self) -> Self:
@@ -331,9 +338,10 @@ class StoreWriter:
             self.abort()
 
 
-def _forget(partial: Partial, home: MadeHere) -> None:
+def _forget(behind: WriteBehind, partial: Partial, home: MadeHere) -> None:
     """End a writer that was given up without a word, unless it is another process's."""
     if home:
+        behind.stop()
         partial.leave()
         text = f"{partial.path}: a StoreWriter was never closed; nothing was published"
         warnings.warn(text, ResourceWarning, stacklevel=2)
