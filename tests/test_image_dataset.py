@@ -20,12 +20,14 @@ from sharedds.errors import (
     DecodeError,
     ImageTooLargeError,
     OptionError,
+    SampleError,
     SampleIndexError,
     SourceError,
     StoreNotFoundError,
 )
 from sharedds.ingest import pack
 from sharedds.loader import build_loader
+from sharedds.order import SampleKey, using_key, using_keys
 from sharedds.store import StoreWriter
 
 # How an upright picture is turned to be stored with an EXIF orientation.
@@ -115,6 +117,50 @@ def test_a_batch_is_the_same_as_its_samples(packed: Path, photos: Path) -> None:
         ):
             assert torch.equal(image, dataset[i][0])
             assert label == dataset[i][1]
+
+
+def test_the_fingerprint_is_that_of_names_and_labels(photos: Path, packed: Path) -> None:
+    """The same in another process or for a touched file; another one when a picture is gone."""
+    for source in (photos, packed):
+        dataset = ImageDataset(source)
+        assert pickle.loads(pickle.dumps(dataset)).fingerprint == dataset.fingerprint
+        assert ImageDataset(source).fingerprint == dataset.fingerprint
+        assert dataset.subset([1]).fingerprint != dataset.fingerprint
+    before = ImageDataset(photos).fingerprint
+    os.utime(photos / "a" / "3.png")
+    assert ImageDataset(photos).fingerprint == before
+    (photos / "a" / "3.png").unlink()
+    assert ImageDataset(photos).fingerprint != before
+
+
+def test_a_transform_has_the_random_numbers_of_its_sample(packed: Path) -> None:
+    """The same whether samples are read one by one or as a batch; each its own."""
+
+    class Noisy(ImageDataset):
+        def __init__(self, source: Path) -> None:
+            super().__init__(source, transform=lambda image: self.rng.random())
+
+    dataset = Noisy(packed)
+    keys = [SampleKey(0, 0, index) for index in (3, 1, 2)]
+    with using_keys(keys):
+        batch = dataset.__getitems__([key.index for key in keys])
+    for key, sample in zip(keys, batch, strict=True):
+        with using_key(key):
+            assert dataset[key.index] == sample
+    assert len({number for number, _ in batch}) == 3
+    assert not dataset.reads_batches
+
+
+def test_advice_changes_nothing(photos: Path, packed: Path) -> None:
+    """It asks the disk, and leaves errors to the reading."""
+    for source in (photos, packed):
+        dataset = ImageDataset(source)
+        dataset.advise([0, 19, -1])
+        dataset.subset([5]).advise([0])
+        with pytest.raises(SampleIndexError):
+            dataset.advise([20])
+    (photos / "a" / "3.png").unlink()
+    ImageDataset.advise(dataset, [0])
 
 
 def test_subset_and_split_copy_nothing(packed: Path) -> None:
@@ -281,7 +327,7 @@ def test_a_bad_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DecodeError, match=r"bad\.jpg") as caught:
         dataset[0]
     assert caught.value.sample == 0
-    with pytest.raises(DecodeError, match=r"bad\.jpg"):
+    with pytest.raises(SampleError, match=r"bad\.jpg"):
         list(build_loader(dataset, num_workers=1))
 
 

@@ -13,6 +13,7 @@ import torch
 
 from sharedds.codecs import DEFAULT_MAX_PIXELS, decode, probe
 from sharedds.datasets.indexed import IndexedDataset
+from sharedds.datasets.randomness import making_sample, with_keys
 from sharedds.datasets.sources import FolderImages, ImageSource, StoreImages, is_image_folder
 from sharedds.errors import ClassMismatchError, DecodeError, OptionError, SharedDSError
 from sharedds.folder import ClassLevel
@@ -112,6 +113,9 @@ class ImageDataset(IndexedDataset[Any]):
     def _count(self) -> int:
         return len(self._source)
 
+    def _content(self) -> str:
+        return self._source.digest()
+
     @per_process
     def classes(self) -> tuple[str, ...] | None:
         """Class names by number; None without classes."""
@@ -168,20 +172,31 @@ class ImageDataset(IndexedDataset[Any]):
         position = self._position(index)
         image: Any = torch.from_numpy(self._pixels(position)).permute(2, 0, 1)
         try:
-            if self.transform is not None:
-                image = self.transform(image)
-            label: Any = self._label(position)
-            if label is None:
-                return image
-            return image, label if self.target_transform is None else self.target_transform(label)
+            with making_sample():
+                if self.transform is not None:
+                    image = self.transform(image)
+                label: Any = self._label(position)
+                if label is None:
+                    return image
+                if self.target_transform is not None:
+                    label = self.target_transform(label)
+                return image, label
         except Exception as error:
             error.add_note(f"while transforming sample {index} ({self._source.name(position)!r})")
             raise
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return several samples; all are asked of the disk before the first one is decoded."""
+        self.advise(indices)
+        samples = []
+        for index, context in zip(indices, with_keys(len(indices)), strict=True):
+            with context:
+                samples.append(self[index])
+        return samples
+
+    def advise(self, indices: Sequence[SupportsIndex]) -> None:
+        """Ask the disk for several images, without waiting."""
         self._source.advise([self._position(index) for index in indices])
-        return [self[index] for index in indices]
 
     def _pixels(self, position: int) -> npt.NDArray[Any]:
         source = self._source

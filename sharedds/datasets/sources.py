@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from sharedds.errors import OptionError, SourceError
 from sharedds.folder import ClassLevel, scan
@@ -26,6 +27,9 @@ class ImageSource(Protocol):
 
     def __len__(self) -> int:
         """Return the number of images."""
+
+    def digest(self) -> str:
+        """Return what changes when names or labels do."""
 
     def name(self, position: int) -> str:
         """Return the path of an image in the folder it came from, or its key."""
@@ -86,6 +90,10 @@ class StoreImages:
     def __len__(self) -> int:
         return len(self.store)
 
+    def digest(self) -> str:
+        """Return the digest of the content."""
+        return self.store.digest
+
     def name(self, position: int) -> str:
         """Return the key of an image."""
         return self.store.key(position)
@@ -137,9 +145,16 @@ class FolderImages:
         self._paths = index.paths
         self._labels = index.labels
         self._classes = None if index.classes is None else PackedStrings.build(index.classes)
+        labels = b"" if index.labels is None else index.labels.array.data
+        classes = "" if self._classes is None else self._classes.digest
+        self._digest = f"{index.paths.digest} {xxhash.xxh3_64_hexdigest(labels)} {classes}"
 
     def __len__(self) -> int:
         return len(self._paths)
+
+    def digest(self) -> str:
+        """Return a hash of paths and labels; when the files were written makes no difference."""
+        return self._digest
 
     def name(self, position: int) -> str:
         """Return the key of an image."""

@@ -1,0 +1,173 @@
+"""Which generator of random numbers belongs to the sample that is being made.
+
+Under a loader of this package every sample has a key (:mod:`sharedds.order`), and its generator
+comes from that. Elsewhere a sample gets a generator seeded by torch's global one, so that it
+follows ``torch.manual_seed`` and the seeds that torch gives to its workers. It is made when first
+asked for: a dataset that wants no randomness takes none.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+
+import numpy as np
+import torch
+
+from sharedds.errors import SchemaError
+from sharedds.order import SampleKey, current_generator, current_key, current_keys, using_key
+
+__all__ = [
+    "batch_generators",
+    "keys_of_batch",
+    "making_batch",
+    "making_sample",
+    "sample_generator",
+    "with_keys",
+]
+
+
+class _Hand(threading.local):
+    """What each thread is making, the innermost."""
+
+    scope: _Scope | None = None
+
+
+_hand = _Hand()
+
+
+class _Scope:
+    """A sample or a batch that is being made; nests, and restores on exit."""
+
+    __slots__ = ("_outer", "key")
+
+    def __enter__(self) -> None:
+        self._outer = _hand.scope
+        self.key = current_key()
+        _hand.scope = self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        _hand.scope = self._outer
+
+    def generator(self) -> np.random.Generator:
+        """Return the generator of the sample."""
+        raise SchemaError(
+            "load_many makes several samples: self.rngs holds a generator for each of them"
+        )
+
+    def generators(self) -> list[np.random.Generator]:
+        """Return one generator for each sample."""
+        return [self.generator()]
+
+
+class making_sample(_Scope):  # noqa: N801 - used as a function, like contextlib.suppress
+    """While open, one sample is made: :func:`sample_generator` always gives the same generator.
+
+    A sample that is made for the sake of another one shares its generator.
+    """
+
+    __slots__ = ("_made",)
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self._made: np.random.Generator | None = None
+
+    def generator(self) -> np.random.Generator:
+        """Return the generator of the sample."""
+        if self._made is None:
+            outer = self._outer
+            if self.key is not None:
+                self._made = current_generator() or _seeded_by_torch()
+            elif isinstance(outer, making_sample) and outer.key is None:
+                self._made = outer.generator()
+            else:
+                self._made = _seeded_by_torch()
+        return self._made
+
+
+class making_batch(_Scope):  # noqa: N801
+    """While open, several samples are made: :func:`batch_generators` gives one for each.
+
+    Args:
+        count: How many.
+    """
+
+    __slots__ = ("_count", "_keys", "_made")
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self._keys = keys_of_batch(self._count)
+        self._made: list[np.random.Generator] | None = None
+
+    def generators(self) -> list[np.random.Generator]:
+        """Return one generator for each sample."""
+        if self._made is None:
+            one = current_generator()
+            if one is not None:  # the batch is made for the sake of one sample
+                self._made = [one] * self._count
+            elif self._keys is not None:
+                self._made = [key.generator() for key in self._keys]
+            else:
+                self._made = [_seeded_by_torch() for _ in range(self._count)]
+        return self._made
+
+
+def _seeded_by_torch() -> np.random.Generator:
+    words = torch.empty(2, dtype=torch.int64).random_().tolist()
+    return np.random.Generator(np.random.Philox(words))
+
+
+def _innermost() -> _Scope | None:
+    """Return what is being made, unless a key was taken in hand since for something else."""
+    scope = _hand.scope
+    return scope if scope is not None and scope.key is current_key() else None
+
+
+def sample_generator() -> np.random.Generator:
+    """Return THE generator of the sample being made; outside of a sample a new one each time.
+
+    Raises:
+        SchemaError: Several samples are being made at once.
+    """
+    scope = _innermost()
+    if scope is not None:
+        return scope.generator()
+    return current_generator() or _seeded_by_torch()
+
+
+def batch_generators() -> list[np.random.Generator]:
+    """Return one generator for each of the samples being made.
+
+    Raises:
+        SchemaError: None is being made.
+    """
+    scope = _innermost()
+    if scope is not None:
+        return scope.generators()
+    one = current_generator()
+    if one is None:
+        raise SchemaError("rngs are those of the samples in hand; use it inside load_many")
+    return [one]
+
+
+def keys_of_batch(count: int) -> Sequence[SampleKey] | None:
+    """Return the keys of the samples that a loader reads at once; None where there are none."""
+    keys = current_keys() if current_key() is None else None
+    return keys if keys is not None and len(keys) == count else None
+
+
+def with_keys(count: int) -> list[using_key | making_sample]:
+    """Return, for each sample of a batch that is read one by one, the context to read it in."""
+    keys = keys_of_batch(count)
+    if keys is None:
+        return [making_sample() for _ in range(count)]
+    return [using_key(key) for key in keys]
