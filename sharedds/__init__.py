@@ -10,44 +10,58 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sharedds import errors
-    from sharedds.datasets import ImageDataset, LazyDataset
+    from sharedds import errors, testing
+    from sharedds.datasets import ConcatDataset, ImageDataset, LazyDataset, MemmapDataset, concat
     from sharedds.handles import per_process
     from sharedds.ingest import export, pack
-    from sharedds.loader import build_loader
+    from sharedds.loader import OptimizedDataLoader, build_loader
+    from sharedds.order import BalancedSampling, WeightedSampling
     from sharedds.packed import PackedStrings, RaggedArray
     from sharedds.store import Field, Store, StoreWriter, info, verify
 
     __version__: str
 
 __all__ = [
+    "BalancedSampling",
+    "ConcatDataset",
     "Field",
     "ImageDataset",
     "LazyDataset",
+    "MemmapDataset",
+    "OptimizedDataLoader",
     "PackedStrings",
     "RaggedArray",
     "Store",
     "StoreWriter",
+    "WeightedSampling",
     "__version__",
     "build_loader",
+    "concat",
     "errors",
     "export",
     "info",
     "pack",
     "per_process",
+    "testing",
     "verify",
 ]
 
 # Where each public name is defined; a test compares this with the imports above.
 _HOMES = {
+    "BalancedSampling": "sharedds.order",
+    "ConcatDataset": "sharedds.datasets",
     "Field": "sharedds.store",
     "ImageDataset": "sharedds.datasets",
     "LazyDataset": "sharedds.datasets",
+    "MemmapDataset": "sharedds.datasets",
+    "OptimizedDataLoader": "sharedds.loader",
     "PackedStrings": "sharedds.packed",
     "RaggedArray": "sharedds.packed",
     "Store": "sharedds.store",
     "StoreWriter": "sharedds.store",
+    "WeightedSampling": "sharedds.order",
     "build_loader": "sharedds.loader",
+    "concat": "sharedds.datasets",
     "export": "sharedds.ingest",
     "info": "sharedds.store",
     "pack": "sharedds.ingest",
@@ -61,8 +75,8 @@ def __getattr__(name: str) -> Any:
     value: Any
     if name in _HOMES:
         value = getattr(importlib.import_module(_HOMES[name]), name)
-    elif name == "errors":
-        value = importlib.import_module("sharedds.errors")
+    elif name in ("errors", "testing"):
+        value = importlib.import_module(f"sharedds.{name}")
     elif name == "__version__":
         value = _installed_version()
     else:

@@ -22,7 +22,7 @@ Each class is also the built-in that fits it, so ordinary ``except`` clauses wor
     ├── SampleKeyError         KeyError           no sample, field or column with this name
     ├── ClassMismatchError     ValueError         class names that do not agree
     ├── SampleError            RuntimeError       one sample could not be loaded; names it
-    ├── StateError             ValueError         a loader state that does not fit, or comes too late
+    ├── StateError             ValueError         a loader state that does not fit, or is too late
     └── WorkerError            RuntimeError       loading failed in a worker process
         ├── WorkerDiedError                       a worker ended without a word: signal or exit code
         └── LoaderStalledError TimeoutError       no batch came within the time limit

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler
 
-from sharedds.errors import DecodeError, OptionError, SchemaError
+from sharedds.errors import DecodeError, OptionError, SampleError, SchemaError
 from sharedds.loader import LoaderPlan, build_loader
 from sharedds.loader.plan import LoaderFacts, LoaderRequest, make_plan
 
@@ -59,10 +59,10 @@ def batches(loader: DataLoader[Any], epochs: int = 1) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("cpus", "batches", "workers"),
-    [(1, 100, 2), (2, 100, 2), (4, 100, 2), (6, 100, 4), (64, 100, 8), (64, 3, 3), (64, 0, 0)],
+    [(1, 100, 1), (2, 100, 2), (4, 100, 2), (6, 100, 4), (64, 100, 8), (64, 3, 3), (64, 0, 0)],
 )
 def test_workers_follow_cpus_and_batches(cpus: int, batches: int, workers: int) -> None:
-    """min(8, max(2, CPUs - 2)), and never more workers than batches."""
+    """2 CPUs are left for training if there are 4, and no more workers than batches or 8."""
     assert plan(cpus=cpus, batches=batches).num_workers == workers
 
 
@@ -139,10 +139,9 @@ def test_a_printed_plan_shows_every_choice_with_its_reason() -> None:
     """One line for each choice, within one screen."""
     made = plan(cpus=2)
     lines = str(made).splitlines()
-    assert lines[1] == (
-        "  num_workers         2           2 CPUs for this process: min(8, max(2, CPUs - 2))"
-    )
-    assert len(lines) == 7
+    assert lines[2] == "  num_workers         2           2 CPUs for this process"
+    assert lines[9] == "  rank                0 of 1      one process trains alone"
+    assert len(lines) == 11
     assert all(reason in str(made) for _, reason in made.reasons)
     assert max(map(len, lines)) <= 100
 
@@ -314,13 +313,16 @@ def test_only_map_style_datasets_are_accepted() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_error_of_a_sample_keeps_its_type_and_text(workers: int) -> None:
-    """Except clauses for the package's errors work whatever the number of workers."""
+def test_an_error_of_a_sample_names_it_and_keeps_its_cause(workers: int) -> None:
+    """The same SampleError whatever the number of workers; the original error is its cause."""
     try:
         batches(build_loader(Noisy(20), num_workers=workers, start_method="fork"))
-    except DecodeError as error:
-        text = str(error.with_traceback(None))  # a traceback would keep the workers
-    assert "7 is no picture" in text
+    except SampleError as error:
+        text, sample, cause = str(error), error.sample, error.with_traceback(None).__cause__
+    assert text.startswith("sample 7 of epoch 0 could not be loaded")
+    assert sample == 7
+    assert isinstance(cause, DecodeError)
+    assert str(cause) == "7 is no picture"
 
 
 def test_fork_is_refused_when_cuda_came_into_use_after_building(

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 import sharedds.loader.worker
 from sharedds.datasets import LazyDataset
-from sharedds.errors import DecodeError, OptionError, SharedDSError, WorkerError
+from sharedds.errors import DecodeError, OptionError, SampleError, SharedDSError, WorkerError
 from sharedds.handles import per_process
 from sharedds.loader import build_loader
 
@@ -165,6 +165,7 @@ from typing import NamedTuple
 import torch
 from torch.utils.data import Dataset
 from sharedds import LazyDataset, build_loader, per_process
+from sharedds.errors import SampleError
 
 print("body", flush=True)
 OFFSET = 100
@@ -214,8 +215,8 @@ for method in sys.argv[1:]:
     assert batches[0].kinds == [Kind.ODD, Kind.EVEN, Kind.ODD]
 try:
     list(loader(["1", "bad"], sys.argv[1]))
-except BadSample as error:
-    print("kept", "line" in str(error))
+except SampleError as error:
+    print("kept", type(error.__cause__) is BadSample and "line" in str(error))
 assert multiprocessing.get_start_method(allow_none=True) is None
 print("done")
 """
@@ -393,8 +394,8 @@ def test_a_batch_that_cannot_be_sent_back_is_an_error_not_a_hang(method: str) ->
     assert isinstance(error, WorkerError)
     assert "batch[0] -> class make_local.<locals>.Sample cannot be sent" in str(error)
     error = first_error(Holder(make=fail_locally), method)
-    assert isinstance(error, WorkerError)
-    assert "sample 0 is bad" in str(error)
+    assert isinstance(error, SampleError)
+    assert "LocalError: sample 0 is bad" in str(error)
 
 
 class Failing(LazyDataset[int]):
@@ -409,6 +410,7 @@ class Failing(LazyDataset[int]):
 def test_an_error_in_a_worker_keeps_type_text_and_note(method: str) -> None:
     """What went wrong and with which item arrives in the trainer."""
     error = first_error(Failing(["a.jpg"]), method)
-    assert isinstance(error, DecodeError)
-    assert "a.jpg is truncated" in str(error)
+    assert isinstance(error, SampleError)
+    assert isinstance(error.__cause__, DecodeError)
+    assert str(error.__cause__) == "a.jpg is truncated"
     assert "while loading sample 0 of Failing, item 'a.jpg'" in str(error)

@@ -41,6 +41,8 @@ FLOORS: dict[int, tuple[Room, ...]] = {
             (
                 "header",
                 "jpeg",
+                "png_chunks",
+                "png_writer",
                 "png",
                 "tiff",
                 "animated",
@@ -51,7 +53,8 @@ FLOORS: dict[int, tuple[Room, ...]] = {
                 "images",
             ),
         ),
-        Room("packed"),
+        Room("packed", ("files", "arrays", "ragged", "strings")),
+        Room("order", ("keys", "permutation", "epoch", "sampling", "state")),
     ),
     1: (
         Room(
@@ -67,6 +70,7 @@ FLOORS: dict[int, tuple[Room, ...]] = {
                 "spool",
                 "lock",
                 "partial",
+                "behind",
                 "seal",
                 "values",
                 "prepare",
@@ -80,7 +84,23 @@ FLOORS: dict[int, tuple[Room, ...]] = {
         ),
         Room("folder", ("names", "left_out", "classes", "rows", "walk", "index")),
     ),
-    2: (Room("datasets", ("sources", "indexed", "lazy", "images")),),
+    2: (
+        Room(
+            "datasets",
+            (
+                "randomness",
+                "splitting",
+                "indexed",
+                "records",
+                "items",
+                "lazy",
+                "array_files",
+                "memmap",
+                "sources",
+                "images",
+            ),
+        ),
+    ),
     3: (
         Room(
             "ingest",
@@ -97,9 +117,41 @@ FLOORS: dict[int, tuple[Room, ...]] = {
                 "export",
             ),
         ),
-        Room("loader", ("preload", "plan", "transport", "worker", "build")),
+        Room(
+            "loader",
+            (
+                "preload",
+                "plan",
+                "cpus",
+                "transport",
+                "postmortem",
+                "queues",
+                "delivery",
+                "stacks",
+                "watch",
+                "failures",
+                "ledger",
+                "torch_draws",
+                "thread_random",
+                "seeding",
+                "generators",
+                "samples",
+                "thread_copies",
+                "threads",
+                "worker",
+                "processes",
+                "stream",
+                "sampled",
+                "planned",
+                "build",
+                "optimized",
+            ),
+        ),
     ),
-    5: (Room("cli", ("text", "values", "pack", "inspect")),),
+    5: (
+        Room("testing"),
+        Room("cli", ("text", "values", "pack", "inspect")),
+    ),
     6: (Room("__main__"),),
 }
 
@@ -110,7 +162,7 @@ STRANGERS = {frozenset({"ingest", "loader"}), frozenset({"ingest", "datasets"})}
 LAZY_ROOMS = {"", "cli"}
 
 # The rooms that know torch. Packing and reading a store never load it.
-TORCH_ROOMS = {"datasets", "loader"}
+TORCH_ROOMS = {"datasets", "loader", "testing"}
 
 # What only the room ``handles`` knows about, and the rooms with a reason to be excepted.
 PROCESS_NAMES = {"register_at_fork", "__getstate__", "getpid"}

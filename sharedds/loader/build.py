@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import multiprocessing
 import operator
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sized
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sized
+from os import PathLike
+from typing import Any, Literal, TypeVar
 
+import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
+import xxhash
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Sampler, Subset
 
 from sharedds.errors import OptionError, SchemaError
-from sharedds.loader.plan import LoaderFacts, LoaderPlan, LoaderRequest, make_plan
+from sharedds.loader.cpus import usable_cpus
+from sharedds.loader.failures import ErrorPolicy
+from sharedds.loader.ledger import FailureLedger
+from sharedds.loader.plan import LoaderFacts, LoaderRequest, RankFacts, make_plan
+from sharedds.loader.planned import OrderSampler, PlannedLoader
+from sharedds.loader.sampled import SampledBatches
+from sharedds.loader.seeding import GlobalSeeding
+from sharedds.loader.stream import (
+    OrderedBatches,
+    Position,
+    SampleStream,
+)
 from sharedds.loader.worker import available_start_methods, start_context
+from sharedds.order import Sampling, Sequential, Shuffled
+from sharedds.order.keys import checked_seed
 
-__all__ = ["PlannedLoader", "build_loader"]
+__all__ = ["build_loader"]
 
 T = TypeVar("T")
-
-
-class PlannedLoader(DataLoader[T]):
-    """A ``torch.utils.data.DataLoader`` that knows why it is set up as it is.
-
-    Attributes:
-        plan: Every choice with its reason; print it.
-    """
-
-    plan: LoaderPlan
-
-    def check_worker_number_rationality(self) -> None:
-        """Do nothing: the plan has counted the CPUs and says so in its reasons."""
 
 
 def build_loader(
@@ -41,18 +44,31 @@ def build_loader(
     batch_size: int | None = 1,
     shuffle: bool = False,
     seed: int = 0,
+    drop_last: bool = False,
     num_workers: int | None = None,
+    engine: str = "process",
     start_method: str | None = None,
     prefetch_factor: int | None = None,
     pin_memory: bool | None = None,
     persistent_workers: bool | None = None,
-    drop_last: bool = False,
+    rank: int | None = None,
+    world_size: int | None = None,
+    pad: bool | None = None,
+    seed_globals: str = "sample",
     collate_fn: Callable[[list[T]], Any] | None = None,
-    sampler: Sampler[Any] | Iterable[Any] | None = None,
+    sampler: Sampling | Sampler[Any] | Iterable[Any] | None = None,
     worker_init_fn: Callable[[int], None] | None = None,
-    timeout: float = 0,
+    on_error: Literal["raise", "skip", "replace"] = "raise",
+    error_budget: float | None = None,
+    error_log: str | PathLike[str] | None = None,
+    timeout: float | None = None,
 ) -> PlannedLoader[T]:
     """Build a ``torch.utils.data.DataLoader`` planned for this machine.
+
+    Its batches are bit-identical for any number of workers, random transforms included, and after
+    a resume (``loader.state_dict()``) at any batch, with whatever workers, batch size and ranks.
+    Every ``iter(loader)`` begins the next epoch by itself; a dataset that has ``set_epoch`` is told
+    which, in the workers.
 
     The dataset, ``collate_fn`` and ``worker_init_fn`` may be defined anywhere: in a module, in a
     notebook cell, in a script without a main guard, as a lambda or inside a function. Workers never
@@ -60,18 +76,31 @@ def build_loader(
 
     Args:
         dataset: Any map-style dataset: an object with ``__getitem__`` and ``__len__``.
-        batch_size: Samples in a batch; None hands out single samples without collating.
+        batch_size: Samples in a batch of one rank; None hands out single samples uncollated.
         shuffle: Whether each epoch has an order of its own.
-        seed: Any integer; decides the orders and the random state of the workers.
-        num_workers: Worker processes; None lets the plan choose, 0 makes batches in this process.
+        seed: Any integer; decides the orders and all random numbers of the samples.
+        drop_last: Whether to leave out the samples that do not fill a batch of every rank.
+        num_workers: Workers; None lets the plan choose, 0 makes batches in this process.
+        engine: What the workers are: "process" or "thread".
         start_method: "forkserver", "spawn" or "fork"; None lets the plan choose.
         prefetch_factor: Batches that each worker prepares in advance.
         pin_memory: Whether to copy batches to pinned memory; None pins if there is an accelerator.
         persistent_workers: Whether workers stay for the next epoch.
-        drop_last: Whether to leave out an incomplete last batch.
+        rank: Which of the ranks this is; None asks torch.distributed, or torchrun's environment.
+        world_size: How many ranks train together; given with ``rank``.
+        pad: Whether samples are repeated at the end of an epoch so that all ranks get equally many;
+            None pads where a random order is split over several ranks. Without it every sample
+            counts exactly once and ranks may differ by one batch.
+        seed_globals: "sample" seeds ``random``, numpy and torch for each sample, "batch" for each
+            batch (then batch size and ranks must stay the same at a resume), "off" leaves them as
+            torch does: results then depend on the number of workers.
         collate_fn: Makes a batch of a list of samples; None for torch's default.
-        sampler: Yields the indices of an epoch, instead of ``shuffle``.
+        sampler: Instead of ``shuffle``: a :class:`~sharedds.order.Sampling`, split over the ranks;
+            or a torch sampler or other iterable of whole numbers, all of them for this rank.
         worker_init_fn: Called in each worker with its number, after its threads are limited.
+        on_error: What to do with a sample that cannot be loaded: "raise", "skip" or "replace".
+        error_budget: How many of them at most: a count, or a share below 1.
+        error_log: A file to note them in, as lines of JSON.
         timeout: Seconds to wait for a batch from the workers; 0 waits for ever.
 
     Returns:
@@ -82,82 +111,200 @@ def build_loader(
         SchemaError: ``dataset`` is not a map-style dataset.
     """
     _check_dataset(dataset, sampler)
+    seed = checked_seed(seed)
     batch_size = _checked_batch_size(batch_size, drop_last=drop_last)
     _check_exclusions(shuffle=shuffle, sampler=sampler, timeout=timeout, num_workers=num_workers)
+    seeding = GlobalSeeding(seed_globals)
+    policy = ErrorPolicy(on_error=on_error, budget=error_budget, log=error_log)
+    own_rank = _find_rank(rank, world_size)
+    source: OrderedBatches | SampledBatches
+    if sampler is None or isinstance(sampler, Sampling):
+        sampling = sampler or _sampling(dataset, shuffle=shuffle)
+        source = OrderedBatches(
+            sampling=sampling,
+            batch_size=batch_size or 1,
+            seed=seed,
+            rank=own_rank.rank,
+            world_size=own_rank.world_size,
+            drop_last=drop_last,
+            pad=_pads(pad, sampling, own_rank, drop_last=drop_last),
+        )
+        ranks = _describe_last_step(own_rank, source)
+    else:
+        if rank is not None or pad is not None:
+            raise OptionError(
+                "rank, world_size and pad do not go with a sampler that yields indices: all of "
+                "them are for this rank; let the sampler split them, or pass a Sampling"
+            )
+        source = SampledBatches(sampler, batch_size=batch_size or 1, seed=seed, drop_last=drop_last)
+        ranks = _describe_sampler(own_rank, sampler)
+    stream = SampleStream(
+        source,
+        seed=seed,
+        samples=len(dataset) if isinstance(dataset, Sized) else 0,
+        fingerprint=functools.partial(_fingerprint, dataset),
+    )
     request = LoaderRequest(
+        engine=engine,
         num_workers=num_workers,
         start_method=start_method,
         prefetch_factor=prefetch_factor,
         pin_memory=pin_memory,
         persistent_workers=persistent_workers,
+        seed_globals=seed_globals,
     )
-    batches = _count_batches(dataset, sampler, batch_size, drop_last=drop_last)
-    plan = make_plan(request, _observe(batches))
+    plan = make_plan(request, _observe(source.length(Position(0, 0)), ranks))
     if pin_memory and not plan.pin_memory:
         reason = dict(plan.reasons)["pin_memory"]
         warnings.warn(f"pin_memory=True has no effect here: {reason}", stacklevel=2)
-    if shuffle and len(dataset) > 0:  # type: ignore[arg-type]
-        sampler = RandomSampler(dataset, generator=_generator(seed, "order"))  # type: ignore[arg-type]
+    indices: Any = OrderSampler(stream, source) if isinstance(source, OrderedBatches) else sampler
     loader: PlannedLoader[T] = PlannedLoader(
         dataset,
         batch_size=batch_size,
-        sampler=sampler,
+        sampler=indices,
         num_workers=plan.num_workers,
         collate_fn=collate_fn,
         pin_memory=plan.pin_memory,
         drop_last=drop_last,
-        timeout=timeout if plan.num_workers else 0,
+        timeout=(timeout or 0) if plan.num_workers else 0,
         worker_init_fn=worker_init_fn,
         multiprocessing_context=start_context(plan.start_method) if plan.start_method else None,
-        # Not the generator of the order: starting workers would change the order that follows.
-        generator=_generator(seed, "workers"),
+        # torch would draw the seeds of workers from the global generator, and so change training.
+        generator=torch.Generator(),
         prefetch_factor=plan.prefetch_factor,
         persistent_workers=plan.persistent_workers,
     )
-    loader.plan = plan
-    return loader
+    ledger = FailureLedger(policy, source.samples_of_rank(Position(0, 0)))
+    return loader.set_up(plan=plan, stream=stream, seeding=seeding, ledger=ledger)
+
+
+# --- the order -----------------------------------------------------------------------------------
+
+
+def _sampling(dataset: Any, *, shuffle: bool) -> Sampling:
+    count = len(dataset)
+    return Shuffled(count) if shuffle else Sequential(count)
+
+
+def _fingerprint(dataset: Any) -> str:
+    """What tells a dataset from others of its length; empty if it says nothing."""
+    own = getattr(dataset, "fingerprint", None)
+    if isinstance(own, str):
+        return own
+    if isinstance(dataset, Subset) and (inner := _fingerprint(dataset.dataset)):
+        numbers = np.asarray(dataset.indices, np.int64)
+        return f"{inner}[{xxhash.xxh3_64_hexdigest(numbers.tobytes())}]"
+    if isinstance(dataset, ConcatDataset):
+        parts = [_fingerprint(part) for part in dataset.datasets]
+        return "+".join(parts) if all(parts) else ""
+    return ""
+
+
+def _pads(pad: bool | None, sampling: Sampling, own: RankFacts, *, drop_last: bool) -> bool:
+    if pad is not None and not isinstance(pad, bool):
+        raise OptionError(f"pad={pad!r}: True, False or None is expected")
+    if pad and drop_last:
+        raise OptionError("pad=True and drop_last=True exclude each other: choose one")
+    if pad is not None:
+        return pad
+    return own.world_size > 1 and not drop_last and not isinstance(sampling, Sequential)
+
+
+def _find_rank(rank: int | None, world_size: int | None) -> RankFacts:
+    if (rank is None) != (world_size is None):
+        raise OptionError(
+            f"rank={rank!r} and world_size={world_size!r}: give both, or neither to find them out"
+        )
+    if rank is not None and world_size is not None:
+        return _checked_rank(rank, world_size, "as requested")
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        own, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        return RankFacts(rank=own, world_size=world, reason="says torch.distributed")
+    return _rank_of(os.environ) or RankFacts()
+
+
+def _rank_of(environ: Mapping[str, str]) -> RankFacts | None:
+    own, world = environ.get("RANK"), environ.get("WORLD_SIZE")
+    if own is None or world is None:
+        return None
+    try:
+        return _checked_rank(int(own), int(world), "from RANK and WORLD_SIZE in the environment")
+    except ValueError:
+        raise OptionError(
+            f"RANK={own!r} and WORLD_SIZE={world!r} in the environment are no rank; pass rank and "
+            "world_size"
+        ) from None
+
+
+def _checked_rank(rank: int, world_size: int, reason: str) -> RankFacts:
+    for name, value in (("rank", rank), ("world_size", world_size)):
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise OptionError(f"{name}={value!r}: a whole number is expected")
+    own, world = operator.index(rank), operator.index(world_size)
+    if not 0 <= own < world:
+        raise OptionError(
+            f"rank={own} and world_size={world}: ranks count from 0 to world_size - 1"
+        )
+    return RankFacts(rank=own, world_size=world, reason=reason)
+
+
+def _describe_last_step(own: RankFacts, source: OrderedBatches) -> RankFacts:
+    order = source.order(Position(0, 0))
+    padded, several = len(order.padded), own.world_size > 1
+    if source.drop_last:
+        kind, reason = "dropped", f"{_samples(order.dropped)} of each epoch left out: drop_last"
+    elif source.pad:
+        kind = "padded"
+        reason = f"{_samples(padded)} of the beginning repeated: all ranks get as many"
+    elif several:
+        kind, reason = "split", "every sample counts exactly once; ranks may differ by one batch"
+    else:
+        kind, reason = "kept", "every sample counts exactly once"
+    if source.sampling.repeats and kind in {"kept", "split"}:
+        reason = "every draw counts exactly once"
+    return RankFacts(
+        rank=own.rank,
+        world_size=own.world_size,
+        reason=own.reason,
+        last_step=kind,
+        last_step_reason=reason,
+    )
+
+
+def _describe_sampler(own: RankFacts, sampler: object) -> RankFacts:
+    name = type(sampler).__name__
+    reason = f"all indices of {name} are for this rank"
+    if own.world_size > 1:
+        reason += f"; with {own.world_size} ranks it must split them itself"
+    return RankFacts(
+        rank=own.rank,
+        world_size=own.world_size,
+        reason=own.reason,
+        last_step="as sampled",
+        last_step_reason=reason,
+    )
+
+
+def _samples(count: int) -> str:
+    return f"{count} sample{'' if count == 1 else 's'}"
 
 
 # --- what the plan needs to know -----------------------------------------------------------------
 
 
-def _observe(batches: int | None) -> LoaderFacts:
+def _observe(batches: int | None, ranks: RankFacts) -> LoaderFacts:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
+    share = usable_cpus()
     return LoaderFacts(
-        cpus=_usable_cpus(),
+        cpus=share.count,
+        cpus_reason=share.reason,
         batches=batches,
         start_methods=available_start_methods(),
         accelerator=accelerator.type if accelerator is not None else None,
         cuda_initialized=torch.cuda.is_initialized(),  # type: ignore[no-untyped-call]
         is_daemon=multiprocessing.current_process().daemon,
+        ranks=ranks,
     )
-
-
-def _usable_cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _count_batches(
-    dataset: object, sampler: object | None, batch_size: int | None, *, drop_last: bool
-) -> int | None:
-    counted = dataset if sampler is None else sampler
-    if not isinstance(counted, Sized):
-        return None
-    samples = len(counted)
-    if batch_size is None:
-        return samples
-    return samples // batch_size if drop_last else -(-samples // batch_size)
-
-
-def _generator(seed: int, purpose: str) -> torch.Generator:
-    """A generator of its own for each purpose, from any integer."""
-    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
-        raise OptionError(f"seed={seed!r}: a whole number is expected")
-    text = f"{operator.index(seed)} {purpose}".encode()
-    folded = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
-    return torch.Generator().manual_seed(folded)
 
 
 # --- checks --------------------------------------------------------------------------------------
@@ -174,6 +321,8 @@ def _check_dataset(dataset: object, sampler: object | None) -> None:
         raise SchemaError(f"dataset is a {kind} without __getitem__; build_loader cannot read it")
     if sampler is None and not isinstance(dataset, Sized):
         raise SchemaError(f"{kind} has no __len__: add it, or pass a sampler that has the indices")
+    if sampler is not None and not isinstance(sampler, Sampling | Iterable):
+        raise OptionError(f"sampler={sampler!r}: an iterable of indices or a Sampling is expected")
 
 
 def _checked_batch_size(batch_size: int | None, *, drop_last: bool) -> int | None:
@@ -189,11 +338,11 @@ def _checked_batch_size(batch_size: int | None, *, drop_last: bool) -> int | Non
 
 
 def _check_exclusions(
-    *, shuffle: bool, sampler: object | None, timeout: float, num_workers: int | None
+    *, shuffle: bool, sampler: object | None, timeout: float | None, num_workers: int | None
 ) -> None:
     if shuffle and sampler is not None:
         raise OptionError("shuffle=True and sampler both decide the order; leave out one of them")
-    if not timeout >= 0:
+    if timeout is not None and not timeout >= 0:
         raise OptionError(f"timeout={timeout}: seconds, 0 or more, are expected (0: no limit)")
     if timeout and num_workers == 0:
         raise OptionError(f"timeout={timeout} needs workers, and num_workers=0 asks for none")

@@ -35,6 +35,8 @@ _PLUMBING = (
 )
 #: How a user knows the arguments of torch's worker function.
 _PUBLIC_NAMES = {"dataset_holder": "dataset", "init_fn": "worker_init_fn"}
+#: Where the loader's own wrappers of these arguments keep what the user passed.
+_INSIDE = {"dataset": "dataset", "collate_fn": "collate_fn", "worker_init_fn": "function"}
 _MOST_STEPS = 500
 _kept_main_modules: list[types.ModuleType | None] = []
 
@@ -143,8 +145,9 @@ class SealedCall:
         for name, obj in objects.items():
             # Newer versions of torch pass the dataset as the only item of a list.
             holds = name == "dataset_holder" and isinstance(obj, list) and len(obj) == 1
-            part = obj[0] if holds else obj
-            found = explain(_PUBLIC_NAMES.get(name, name), part, by_value=True)
+            public = _PUBLIC_NAMES.get(name, name)
+            part = _unwrapped(public, obj[0] if holds else obj)
+            found = explain(public, part, by_value=True)
             if found is not None:
                 path, reason = found
                 break
@@ -154,6 +157,11 @@ class SealedCall:
         if hasattr(os, "fork"):
             advice += " or start_method='fork'"
         return f"{path} cannot be sent to a worker started by {self.method}: {reason}; {advice}"
+
+
+def _unwrapped(name: str, obj: Any) -> Any:
+    is_ours = type(obj).__module__.startswith("sharedds.loader.")
+    return getattr(obj, _INSIDE.get(name, ""), obj) if is_ours else obj
 
 
 class ReceivedCall:

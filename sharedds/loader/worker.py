@@ -1,12 +1,13 @@
 """How worker processes start, live and end.
 
 torch asks a multiprocessing context for queues, events and processes. The contexts here are those
-of the standard library with four differences:
+of the standard library with five differences:
 
 * what a worker needs is sent by value (:mod:`sharedds.loader.transport`), and the worker neither
   imports nor runs the user's main module;
 * under forkserver the heavy libraries are imported once, by the server, before the first worker;
 * a worker limits its threads, and ends when the process that uses the loader has ended, however;
+* a worker leaves Ctrl-C to the trainer, and can be asked from outside where it is;
 * a batch that cannot be sent back becomes an error in the trainer, not a wait for ever.
 """
 
@@ -18,19 +19,22 @@ import multiprocessing.connection
 import multiprocessing.queues
 import multiprocessing.spawn
 import os
+import signal
 import sys
 import threading
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext, SpawnContext, SpawnProcess
 from typing import Any
 
 import torch
-from torch._utils import ExceptionWrapper
 
-from sharedds.errors import OptionError, WorkerError
+from sharedds.errors import OptionError
+from sharedds.loader.delivery import guard_shared_memory
 from sharedds.loader.plan import FORK_AFTER_CUDA
-from sharedds.loader.transport import ReceivedCall, SealedCall, explain
+from sharedds.loader.queues import AnsweringQueue
+from sharedds.loader.stacks import answer_on, open_line
+from sharedds.loader.transport import ReceivedCall, SealedCall
 
 __all__ = ["available_start_methods", "start_context"]
 
@@ -135,16 +139,48 @@ def _limit_threads() -> None:
         blosc.set_nthreads(1)
 
 
+def _leave_interrupts_to_trainer() -> None:
+    """Do nothing on Ctrl-C: the trainer decides whether to end its workers.
+
+    A handler that does nothing, since programs that the dataset runs would inherit that the signal
+    is ignored.
+    """
+    signal.signal(signal.SIGINT, lambda number, frame: None)
+
+
 class _Worker:
-    """What the worker processes of all start methods share."""
+    """What the worker processes of all start methods share.
+
+    Attributes:
+        line: Where this worker writes its stacks; the trainer's end once it was started.
+    """
 
     _target: Any
     _args: tuple[Any, ...]
     _kwargs: dict[str, Any]
+    line: Connection | None = None
+    is_loader_worker = True
+
+    def start(self) -> None:
+        """Start the worker, with a line on which it can be asked where it is."""
+        ours, self.line = open_line()
+        theirs = self.line
+        try:
+            super().start()  # type: ignore[misc]
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self.line = ours
 
     def run(self) -> None:
         """Work until the loader has no more to do."""
+        _leave_interrupts_to_trainer()
         _end_with_trainer()
+        if self.line is not None:
+            answer_on(self.line)
+        guard_shared_memory()
         _limit_threads()
         if isinstance(self._target, ReceivedCall):
             call = self._target.open()
@@ -161,48 +197,12 @@ class _Worker:
         )
 
 
-class _Queue(multiprocessing.queues.Queue):  # type: ignore[type-arg] # no [] when running
-    """A queue that answers for what it could not send."""
-
-    @property
-    def _on_queue_feeder_error(self) -> Callable[[Exception, Any], None]:
-        # The feeder thread keeps this for its whole life; a strong reference would keep the queue.
-        queue = weakref.ref(self)
-
-        def answer(error: Exception, item: Any) -> None:
-            sender = queue()
-            in_worker = isinstance(multiprocessing.current_process(), _Worker)
-            if sender is None or not in_worker or not isinstance(item, tuple) or len(item) != 2:
-                multiprocessing.queues.Queue._on_queue_feeder_error(error, item)  # type: ignore[attr-defined]
-                return
-            sender.put((item[0], _unsent(item[1], error)))
-
-        return answer
-
-
-def _unsent(batch: Any, error: Exception) -> ExceptionWrapper:
-    """What the trainer gets in place of something that cannot be pickled."""
-    if isinstance(batch, ExceptionWrapper):
-        kind = getattr(batch.exc_type, "__qualname__", batch.exc_type)
-        text = f"{kind} (a class that cannot be sent from a worker):\n{batch.exc_msg}"
-    else:
-        path, culprit = explain("batch", batch, by_value=False) or ("batch", "")
-        text = (
-            f"{path} cannot be sent from a worker: {culprit or error}; classes of what a dataset "
-            "or collate_fn returns must stand at the top level of a module or of the main script"
-        )
-    try:
-        raise WorkerError(text) from None
-    except WorkerError:
-        return ExceptionWrapper(where="in a DataLoader worker process")  # type: ignore[no-untyped-call]
-
-
 # --- contexts ------------------------------------------------------------------------------------
 
 
 class _Queues:
     def Queue(self, maxsize: int = 0) -> multiprocessing.queues.Queue[Any]:  # noqa: N802
-        return _Queue(maxsize, ctx=self)
+        return AnsweringQueue(maxsize, ctx=self)
 
 
 class _SpawnWorker(_Worker, SpawnProcess):

@@ -17,6 +17,7 @@ from sharedds.order.keys import (
     current_generator,
     current_key,
     current_keys,
+    keys_in_turn,
     using_key,
     using_keys,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "current_generator",
     "current_key",
     "current_keys",
+    "keys_in_turn",
     "using_key",
     "using_keys",
 ]

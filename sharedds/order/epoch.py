@@ -19,6 +19,10 @@ __all__ = ["Batch", "EpochOrder", "Sampling", "Sequential", "Shuffled"]
 
 Integers = npt.NDArray[np.int64]
 
+#: Positions that are mapped to samples at once while an epoch is iterated over: a call of NumPy
+#: costs as much as a hundred of them do.
+_BLOCK = 4096
+
 
 @runtime_checkable
 class Sampling(Protocol):
@@ -134,6 +138,11 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.indices)
+
+    def key(self, at: int) -> SampleKey:
+        """Return the key of the sample at a place in this batch."""
+        draw = 0 if self.draws is None else int(self.draws[at])
+        return SampleKey(self.seed, self.epoch, int(self.indices[at]), draw)
 
     def keys(self) -> Iterator[SampleKey]:
         """Yield the key of each sample."""
@@ -258,7 +267,29 @@ class EpochOrder:
         return self._full_steps + (self._tail_size > 0)
 
     def __iter__(self) -> Iterator[Batch]:
-        return (self.batch(step) for step in range(len(self)))
+        # Few at first: nobody shall wait for what may never be asked for.
+        step, many, full = 0, 1, self._full_steps
+        while step < full:
+            end = min(step + many, full)
+            yield from self._run(step, end)
+            step, many = end, min(2 * many, max(1, _BLOCK // self.batch_size))
+        if self._tail_size:
+            yield self.batch(full)
+
+    def _run(self, begin: int, end: int) -> Iterator[Batch]:
+        """Yield these batches, all of them full, computed together."""
+        size, together = self.batch_size, self.batch_size * self.world_size
+        steps = np.arange(begin, end, dtype=np.int64)[:, None] * together
+        first = self.start + self.rank * size
+        positions = (steps + np.arange(first, first + size, dtype=np.int64)).reshape(-1)
+        indices = self._drawn(positions)
+        draws = positions if self.sampling.repeats else None
+        consumed = self.start + begin * together
+        for step in range(begin, end):
+            consumed += together
+            part = slice((step - begin) * size, (step - begin + 1) * size)
+            drawn = draws[part] if draws is not None else None
+            yield Batch(self.seed, self.epoch, indices[part], drawn, step, consumed)
 
     def batch(self, step: int) -> Batch:
         """Return batch ``step`` of this rank, counted from ``start``.
@@ -280,20 +311,26 @@ class EpochOrder:
         if first + size > count:
             positions[max(0, count - first) :] -= count
             positions %= count
-        drawn = self.sampling.at(self.seed, self.epoch, positions)
-        indices = np.ascontiguousarray(drawn, dtype=np.int64).view()
-        if indices.shape != positions.shape:
-            kind = type(self.sampling).__name__
-            raise OptionError(f"{kind}.at() gave {indices.shape} indices for {size} positions")
-        positions.flags.writeable = indices.flags.writeable = False
         return Batch(
             seed=self.seed,
             epoch=self.epoch,
-            indices=indices,
+            indices=self._drawn(positions),
             draws=positions if self.sampling.repeats else None,
             step=number,
             consumed=min(begin + together, count),
         )
+
+    def _drawn(self, positions: Integers) -> Integers:
+        """The indices at these positions; both arrays become read-only."""
+        drawn = self.sampling.at(self.seed, self.epoch, positions)
+        indices = np.ascontiguousarray(drawn, dtype=np.int64).view()
+        if indices.shape != positions.shape:
+            raise OptionError(
+                f"{type(self.sampling).__name__}.at() gave {indices.shape} indices for "
+                f"{len(positions)} positions"
+            )
+        positions.flags.writeable = indices.flags.writeable = False
+        return indices
 
     @property
     def dropped(self) -> int:

@@ -14,7 +14,7 @@ import hashlib
 import operator
 import struct
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import TracebackType
@@ -33,6 +33,7 @@ __all__ = [
     "current_generator",
     "current_key",
     "current_keys",
+    "keys_in_turn",
     "using_key",
     "using_keys",
 ]
@@ -137,7 +138,7 @@ class SampleKey:
 class _Hand(threading.local):
     """What each thread holds."""
 
-    held: using_key | using_keys | None = None
+    held: using_key | using_keys | keys_in_turn | None = None
 
 
 _hand = _Hand()
@@ -199,10 +200,78 @@ class using_keys:  # noqa: N801
         _hand.held = self._outer
 
 
+class keys_in_turn:  # noqa: N801
+    """Hold the keys of a batch one after the other, each made when it is asked for.
+
+    Like a :class:`using_key` around each sample, at the cost of one assignment a sample.
+
+    Args:
+        seed: As of :class:`SampleKey`.
+        epoch: As of :class:`SampleKey`.
+        indices: Numbers of the samples.
+        draws: The draw of each; None stands for zeros.
+
+    Attributes:
+        at: Whose turn it is: a position in ``indices``. Set it before each sample.
+    """
+
+    __slots__ = (
+        *("_draws", "_epoch", "_generator", "_indices", "_key", "_made", "_outer", "_seed", "at"),
+    )
+
+    def __init__(
+        self,
+        seed: int,
+        epoch: int,
+        indices: Sequence[int],
+        draws: npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        self._seed = seed
+        self._epoch = epoch
+        self._indices = indices
+        self._draws = draws
+        self._key: SampleKey
+        self._generator: np.random.Generator | None
+        self._made = -1  # at which turn
+        self.at = 0
+
+    @property
+    def key(self) -> SampleKey:
+        """The key of the sample whose turn it is."""
+        if self._made != self.at:
+            at = self._made = self.at
+            draw = 0 if self._draws is None else int(self._draws[at])
+            self._key = SampleKey(self._seed, self._epoch, self._indices[at], draw)
+            self._generator = None
+        return self._key
+
+    @property
+    def generator(self) -> np.random.Generator | None:
+        """The generator of that sample, if it has been made."""
+        return self._generator if self._made == self.at else None
+
+    @generator.setter
+    def generator(self, generator: np.random.Generator) -> None:
+        self._generator = generator
+
+    def __enter__(self) -> keys_in_turn:
+        self._outer = _hand.held
+        _hand.held = self
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        _hand.held = self._outer
+
+
 def current_key() -> SampleKey | None:
     """Return the key of the sample that this thread makes, or None."""
     held = _hand.held
-    return held.key if isinstance(held, using_key) else None
+    return held.key if isinstance(held, using_key | keys_in_turn) else None
 
 
 def current_keys() -> tuple[SampleKey, ...] | None:
@@ -217,8 +286,9 @@ def current_generator() -> np.random.Generator | None:
     It is made on the first call, and later calls for the same sample go on with its stream.
     """
     held = _hand.held
-    if not isinstance(held, using_key):
+    if not isinstance(held, using_key | keys_in_turn):
         return None
-    if held.generator is None:
-        held.generator = held.key.generator()
-    return held.generator
+    generator = held.generator
+    if generator is None:
+        generator = held.generator = held.key.generator()
+    return generator

@@ -29,6 +29,8 @@ class LoaderState:
         samples: Samples of the dataset.
         fingerprint: What tells this dataset from others; empty if unknown.
         sampling: The facts of the sampling (``Sampling.facts()``).
+        failed: Samples of that epoch that this rank has left out or replaced, since they could not
+            be loaded: what its error budget has spent. Left out of the dictionary where it is 0.
 
     Raises:
         StateError: A value of the wrong kind or out of range, by name.
@@ -40,10 +42,11 @@ class LoaderState:
     samples: int
     fingerprint: str = ""
     sampling: Mapping[str, int | str] = field(default_factory=dict)
+    failed: int = 0
 
     def __post_init__(self) -> None:
         _whole("seed", self.seed, least=None)
-        for name in ("epoch", "consumed", "samples"):
+        for name in ("epoch", "consumed", "samples", "failed"):
             _whole(name, getattr(self, name), least=0)
         if not isinstance(self.fingerprint, str):
             raise _wrong("fingerprint", self.fingerprint, "text")
@@ -62,6 +65,7 @@ class LoaderState:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as plain numbers, text and dictionaries, ready for JSON."""
+        failed = {"failed": self.failed} if self.failed else {}
         return {
             "version": STATE_VERSION,
             "seed": self.seed,
@@ -70,6 +74,7 @@ class LoaderState:
             "samples": self.samples,
             "fingerprint": self.fingerprint,
             "sampling": dict(self.sampling),
+            **failed,
         }
 
     @classmethod
@@ -90,13 +95,13 @@ class LoaderState:
         version = state["version"]
         if type(version) is not int or version != STATE_VERSION:
             raise _wrong("version", version, f"{STATE_VERSION}, the one that this release reads,")
-        unknown = sorted(str(name) for name in state if name not in {"version", *names})
+        unknown = sorted(str(name) for name in state if name not in {"version", "failed", *names})
         if unknown:
             raise StateError(
                 f"{unknown[0]} is no field of a loader state of version {STATE_VERSION}",
                 field=unknown[0],
             )
-        return cls(**{name: state[name] for name in names})
+        return cls(**{name: state[name] for name in names}, failed=state.get("failed", 0))
 
 
 def _whole(name: str, value: object, *, least: int | None) -> None:

@@ -1,0 +1,162 @@
+"""Batches of what a user's sampler yields, so that they too can be resumed to the sample."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import reprlib
+from collections.abc import Iterable, Iterator, Sized
+from typing import Any
+
+import numpy as np
+import torch
+
+from sharedds.errors import OptionError, SchemaError
+from sharedds.loader.generators import HeldGenerators
+from sharedds.loader.seeding import GlobalSeeding, kept_globals
+from sharedds.loader.stream import Position
+from sharedds.order import Batch, SampleKey
+
+__all__ = ["SampledBatches"]
+
+
+class SampledBatches:
+    """Batches of the indices that a user's sampler yields, all of them for this rank.
+
+    Which indices come is a function of the seed and the epoch here too, so that a pass can be
+    resumed by letting the sampler run again up to the position: while it runs, the global
+    generators are seeded by (seed, epoch), and so are the generators that it holds. Training does
+    not notice. ``set_epoch`` of the sampler is called at the beginning of each pass.
+
+    Args:
+        sampler: Yields whole numbers.
+        batch_size: Samples in a batch.
+        seed: Any integer.
+        drop_last: Whether to leave out an incomplete last batch.
+
+    Raises:
+        OptionError: The sampler can be gone through only once.
+    """
+
+    def __init__(
+        self, sampler: Iterable[Any], *, batch_size: int, seed: int, drop_last: bool
+    ) -> None:
+        _require_repeatable(sampler)
+        self.sampler = sampler
+        self.batch_size = batch_size
+        self.seed = seed
+        self.drop_last = drop_last
+        self._held = HeldGenerators(sampler=sampler)
+        # Two samplers that differ in the seed of their torch generator shall differ here too.
+        own = getattr(sampler, "generator", None)
+        self._own_seed = own.initial_seed() if isinstance(own, torch.Generator) else 0
+
+    @property
+    def count(self) -> int | None:
+        """Samples of a whole epoch of this rank; None if the sampler has no length."""
+        return len(self.sampler) if isinstance(self.sampler, Sized) else None
+
+    @property
+    def pool(self) -> int:
+        """Only the sampler knows which samples belong to an epoch."""
+        return 0
+
+    def length(self, start: Position) -> int | None:
+        """Return how many batches come from a position on; None if unknown."""
+        if (count := self.count) is None:
+            return None
+        left = max(0, count - start.consumed)
+        return left // self.batch_size if self.drop_last else -(-left // self.batch_size)
+
+    def samples_of_rank(self, start: Position) -> int | None:
+        """Return how many samples come from a position on; None if unknown."""
+        return None if (count := self.count) is None else max(0, count - start.consumed)
+
+    def facts(self) -> dict[str, int | str]:
+        """Return the kind of the sampler."""
+        return {"kind": f"sampler {type(self.sampler).__qualname__}"}
+
+    def batches(self, start: Position) -> Iterator[tuple[Batch, bool]]:
+        """Yield the batches from a position on, each with whether it is the last.
+
+        Raises:
+            SchemaError: The sampler yields something else than whole numbers.
+        """
+        waiting: Batch | None = None  # to know of a batch that it is the last, look one ahead
+        for batch in self._batches(start):
+            if waiting is not None:
+                yield waiting, False
+            waiting = batch
+        if waiting is not None:
+            yield waiting, True
+
+    def _batches(self, start: Position) -> Iterator[Batch]:
+        set_epoch = getattr(self.sampler, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(start.epoch)
+        apart = _Apart(SampleKey(self.seed, start.epoch, self._own_seed >> 1), self._held)
+        with apart:
+            indices = iter(self.sampler)
+            for _ in itertools.islice(indices, start.consumed):
+                pass
+        consumed = start.consumed
+        for step in itertools.count():
+            with apart:
+                taken = [
+                    _whole(i, self.sampler) for i in itertools.islice(indices, self.batch_size)
+                ]
+            if not taken or (self.drop_last and len(taken) < self.batch_size):
+                return
+            # A sampler may repeat an index: its position tells its times apart.
+            draws = np.arange(consumed, consumed + len(taken), dtype=np.int64)
+            consumed += len(taken)
+            numbers = np.array(taken, np.int64)
+            yield Batch(self.seed, start.epoch, numbers, draws, step, consumed)
+
+
+class _Apart:
+    """A context in which a sampler has random numbers of its own, going on from one to the next."""
+
+    def __init__(self, key: SampleKey, held: HeldGenerators) -> None:
+        self._kept = kept_globals()
+        self._inside: kept_globals | None = None
+        self._key = key
+        self._held = held
+
+    def __enter__(self) -> None:
+        self._kept.__enter__()
+        if self._inside is None:
+            GlobalSeeding.seed(self._key, "sampler")
+            self._held.reseed(self._key)
+        else:
+            self._inside.restore()
+
+    def __exit__(self, *about: object) -> None:
+        self._inside = kept_globals()
+        self._inside.keep()
+        self._kept.restore()
+
+
+def _require_repeatable(sampler: Iterable[Any]) -> None:
+    """Refuse a generator and the like: from the second epoch on it would give nothing."""
+    of_python = type(sampler).__module__ in {"builtins", "itertools"}
+    if of_python and isinstance(sampler, Iterator):
+        raise OptionError(
+            f"sampler is a {type(sampler).__name__}, which can be gone through only once, and each "
+            "epoch asks anew; pass a list, or an object whose __iter__ begins again"
+        )
+
+
+def _whole(index: Any, sampler: Any) -> int:
+    try:
+        if isinstance(index, bool) or getattr(index, "dtype", None) == torch.bool:
+            raise TypeError  # a mask would be read as samples 1, 0, 0, ...
+        number = operator.index(index)
+        if not -(1 << 63) <= number < 1 << 63:
+            raise TypeError
+        return number
+    except TypeError:
+        raise SchemaError(
+            f"{type(sampler).__name__} yields {reprlib.repr(index)}; build_loader needs a sampler "
+            "that yields whole numbers, one for each sample, and makes the batches itself"
+        ) from None

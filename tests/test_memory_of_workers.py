@@ -1,0 +1,126 @@
+"""What an index costs the workers of a loader: as much for a thousand samples as for a million."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from torch.utils.data import Dataset
+
+from sharedds.datasets import LazyDataset
+from sharedds.loader import build_loader
+from sharedds.memory import process_memory, process_tree
+
+MB = 1_000_000
+WORKERS = 2
+BATCH, BATCHES = 100, 60
+
+
+class Lengths(LazyDataset[int]):
+    """A sample is the length of its path."""
+
+    def load(self, item: str) -> int:
+        """Return the length."""
+        return len(item)
+
+
+class Plain(Dataset[int]):
+    """What most people write: a list of paths and labels."""
+
+    def __init__(self, items: Sequence[tuple[str, int]]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> int:
+        path, label = self.items[index]
+        return len(path) + label
+
+
+def paths(count: int) -> Iterator[str]:
+    """Paths as in a folder of classes."""
+    return (f"n{number // 1000:05d}/{number * 7919 % 9999999:07d}.jpg" for number in range(count))
+
+
+def maker(samples: list[int]) -> int:
+    """Make a batch that says which process made it."""
+    return os.getpid()
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Bytes that two workers cost after some thousand random samples."""
+
+    #: Private memory of each worker.
+    own: tuple[int, ...]
+    #: What the workers, their trainer and all other processes below it have more than before the
+    #: workers started, without pages of files.
+    together: int
+
+
+def without_files() -> int:
+    """What this process and all below it occupy, pages of files left out, each page once."""
+    return sum((each.anonymous or 0) + (each.shared_memory or 0) for each in process_tree())
+
+
+def measured(dataset: Any) -> Cost:
+    """Read random samples with two workers of the fork server, and measure while they live."""
+    before = without_files()
+    loader = build_loader(
+        dataset,
+        batch_size=BATCH,
+        sampler=scattered(len(dataset)),
+        num_workers=WORKERS,
+        start_method="forkserver",
+        persistent_workers=True,
+        collate_fn=maker,
+        timeout=60,
+    )
+    pids = set(loader)
+    assert len(pids) == WORKERS
+    own = tuple(process_memory(pid).uss or 0 for pid in pids)
+    return Cost(own, without_files() - before)
+
+
+def scattered(count: int) -> Iterator[int]:
+    """Numbers all over the dataset, as many for each of them."""
+    return (number * 7_919_993 % count for number in range(BATCH * BATCHES))
+
+
+@pytest.fixture(scope="module")
+def few() -> Cost:
+    """A thousand samples."""
+    # What starts with the first workers and stays, the fork server, is no cost of these.
+    list(build_loader(range(2), num_workers=1, start_method="forkserver"))
+    return measured(Lengths(paths(1_000)))
+
+
+@pytest.fixture(scope="module")
+def many(few: Cost) -> Cost:
+    """A million samples."""
+    return measured(Lengths(paths(1_000_000)))
+
+
+@pytest.mark.memory
+def test_a_list_costs_every_worker_its_own_copy(few: Cost) -> None:
+    """What the limit below is about: with half a million samples already 50 MB in each of them."""
+    items = [(path, number) for number, path in enumerate(paths(500_000))]
+    cost = measured(Plain(items))
+    assert all(own - max(few.own) > 50 * MB for own in cost.own), (few, cost)
+
+
+@pytest.mark.memory
+def test_private_memory_of_a_worker_does_not_grow_with_the_samples(few: Cost, many: Cost) -> None:
+    """It is as much with a million samples as with a thousand, give or take 10 MB."""
+    assert all(own > 0 for own in few.own + many.own)
+    assert max(many.own) - min(few.own) < 10 * MB, (few, many)
+
+
+@pytest.mark.memory
+def test_all_memory_together_does_not_grow_with_the_samples(few: Cost, many: Cost) -> None:
+    """Nor is anything hidden in shared memory, in the trainer or in the fork server."""
+    assert many.together - few.together < 10 * MB, (few, many)

@@ -1,0 +1,180 @@
+"""Too little /dev/shm, or too few descriptors: a slower epoch with a warning, never a bus error."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from processes import mounted, python
+
+import sharedds.loader.delivery
+from sharedds.loader import build_loader
+from sharedds.loader.delivery import DescriptorKeeper, deliverable, tensors_of
+from sharedds.loader.postmortem import SharedMemoryRoom
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+
+SCRIPT = """
+import os, sys, warnings
+import torch
+from torch.utils.data import DataLoader
+from sharedds import build_loader
+
+class Volumes:
+    def __len__(self): return 64
+    def __getitem__(self, index): return torch.full((3, 512, 512), float(index))
+
+if __name__ == "__main__":
+    make = build_loader if sys.argv[1] == "ours" else DataLoader
+    print(os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for step, batch in enumerate(make(Volumes(), batch_size=16, num_workers=2)):
+            assert batch[:, 0, 0, 0].tolist() == list(range(16 * step, 16 * step + 16))
+            assert (batch == batch[:, :1, :1, :1]).all()
+    print(step + 1, "batches", *(warning.message for warning in seen), sep="|")
+"""
+
+
+def test_batches_larger_than_shared_memory_arrive(tmp_path: Path) -> None:
+    """Where a plain loader fails, the epoch is finished with one warning that has the figures."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    root = Path(sharedds.loader.delivery.__file__).parents[2]
+    done = mounted(
+        'mount -t tmpfs -o size=8m tmpfs /dev/shm; export PYTHONPATH="$3"\n'
+        'if "$1" "$2" plain >/dev/null 2>&1; then echo unexpected; fi; "$1" "$2" ours',
+        sys.executable,
+        script,
+        root,
+    )
+    size, batches, *told = done.stdout.replace("|", "\n").splitlines()
+    assert (size, batches) == ("8388608", "4"), done.stderr
+    (warning,) = told[1:]
+    assert "50,331,648 bytes" in warning
+    assert "of 8.4 MB" in warning
+    assert "--shm-size" in warning
+
+
+class Pictures:
+    """Samples as arrays, in several parts."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"image": np.full((64, 64), index), "label": index, "name": f"p{index}"}
+
+
+class Held:
+    """A batch class with tensors as attributes."""
+
+    def __init__(self, samples: list[dict[str, Any]]) -> None:
+        self.images = torch.stack([torch.from_numpy(sample["image"]) for sample in samples])
+        self.count = len(samples)
+
+
+def images_of(batch: Any) -> Any:
+    """The images of either kind of batch."""
+    return batch.images if isinstance(batch, Held) else batch["image"]
+
+
+@pytest.mark.parametrize("collate", [None, Held], ids=["default", "own class"])
+def test_a_batch_without_room_travels_by_value(
+    collate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every batch comes whole, whoever made it, and one warning tells."""
+    pictures: Any = Pictures()
+    options: dict[str, Any] = {"batch_size": 4, "collate_fn": collate}
+    expected = [images_of(batch) for batch in build_loader(pictures, num_workers=0, **options)]
+    room = SharedMemoryRoom(free=5000, total=64 << 20)
+    monkeypatch.setattr(sharedds.loader.delivery, "shared_memory_room", lambda: room)
+    with pytest.warns(UserWarning, match="is too small for the batches") as seen:
+        got = list(build_loader(pictures, num_workers=2, start_method="fork", **options))
+    assert len(seen) == 1
+    assert not any(images_of(batch).is_shared() for batch in got)
+    assert all(torch.equal(images_of(a), b) for a, b in zip(got, expected, strict=True))
+
+
+def test_with_room_all_tensors_are_shared() -> None:
+    """Also those that a collate function of the user's own has made, with their strides."""
+    whole: Any = torch.arange(24.0).reshape(2, 3, 2, 2).to(memory_format=torch.channels_last)
+    part = torch.arange(10_000)[10:13]
+    assert deliverable({"x": [whole], "y": part}) == {"x": [whole], "y": part}
+    assert whole.is_shared()
+    assert whole.is_contiguous(memory_format=torch.channels_last)
+    assert whole.sum() == 276
+    assert part.tolist() == [10, 11, 12]
+    assert part.untyped_storage().nbytes() == 24  # not all of what it was a part of
+
+
+def test_tensors_are_found_wherever_they_are() -> None:
+    """In containers and attributes, each once, and cycles are no trap."""
+    tensors = [torch.zeros(n) for n in range(3)]
+    holder = type("Holder", (), {})()
+    holder.x, holder.me = tensors[0], holder
+    found = list(tensors_of([holder, {"a": (tensors[1], "text")}, tensors[2], tensors[2]]))
+    assert {id(tensor) for tensor in found} == {id(tensor) for tensor in tensors}
+    assert len(found) == 3
+
+
+# --- descriptors ---------------------------------------------------------------------------------
+
+KEEPING = """
+import os, resource, sys, warnings
+import torch
+from torch.utils.data import DataLoader
+from sharedds import build_loader
+
+class Samples:
+    def __len__(self): return 500
+    def __getitem__(self, index): return torch.full((3,), index)
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[3])))
+make = build_loader if sys.argv[1] == "ours" else DataLoader
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    keep = [batch for batch in make(Samples(), num_workers=2)]
+assert [int(batch[0, 0]) for batch in keep] == list(range(500))
+print(len(os.listdir("/proc/self/fd")), len(seen), *(warning.message for warning in seen))
+"""
+
+
+def test_a_plain_loader_runs_out_of_descriptors() -> None:
+    """Each batch that is kept costs one; this is what the next test is about."""
+    done = python(KEEPING, "plain", "128", "128", ok=False)
+    assert done.returncode == 1
+    assert "Too many open files" in done.stderr or "ancdata" in done.stderr
+
+
+def test_batches_can_be_kept_without_end() -> None:
+    """They are copied once half of the descriptors are taken, and one warning tells."""
+    count, warned, text = python(KEEPING, "ours", "128", "128").stdout.split(" ", 2)
+    assert int(count) < 128
+    assert warned == "1"
+    assert "128 files" in text
+    assert "ulimit -n" in text
+
+
+def test_the_limit_of_descriptors_is_raised() -> None:
+    """As far as the process may: then nothing needs to be copied, and nothing is told."""
+    count, warned = python(KEEPING, "ours", "128", "4096").stdout.split()
+    assert int(count) > 500
+    assert warned == "0"
+
+
+def test_no_limit_is_no_reason_to_copy() -> None:
+    """Where descriptors are not limited, nothing is counted."""
+    tensor: Any = torch.zeros(3)
+    tensor.share_memory_()
+    for limit in (None, -1):
+        assert not DescriptorKeeper(limit).keep(tensor)
+    assert tensor.is_shared()
+    keeper = DescriptorKeeper(limit=2)
+    assert keeper.keep(tensor)
+    assert not tensor.is_shared()
+    assert not keeper.keep(tensor)
