@@ -18,7 +18,9 @@ LIBRARIES = (
     "PIL.Image",
     "simplejpeg",
     "numcodecs",
-    "sharedds.datasets",
+    "sharedds.datasets.images",
+    "sharedds.datasets.lazy",
+    "sharedds.datasets.memmap",
 )
 
 for _name in LIBRARIES:
