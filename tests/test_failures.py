@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import resource
 import warnings
@@ -13,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from sharedds.errors import OptionError, SampleError
+from sharedds.errors import OptionError, SampleError, WorkerDiedError, WorkerError
 from sharedds.loader import build_loader
 from sharedds.loader.failures import Delivery, ErrorPolicy, FailedSample, name_of
 from sharedds.loader.ledger import FailureLedger
@@ -138,6 +139,48 @@ def test_a_batch_that_cannot_be_made_is_named() -> None:
         list(loader(Spotted(set(), 10), 1, collate_fn=collate))
 
 
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_stop_inside_collate_is_no_end_of_the_epoch(workers: int) -> None:
+    """Torch takes it for the last batch: half the epoch would be missing without a word."""
+
+    def collate(samples: list[int]) -> int:
+        return next(iter(samples[:0])) if 4 in samples else len(samples)
+
+    assert len(list(DataLoader(Spotted(set(), 8), 2, collate_fn=collate))) == 2
+    with pytest.raises(WorkerError, match="StopIteration"):
+        list(loader(Spotted(set(), 8), workers, collate_fn=collate))
+
+
+class Together(Spotted):
+    """A dataset whose batches cannot be read, though each sample can."""
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        raise DamagedError("/data/index", "no batch today")
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_fault_of_reading_together_is_not_hidden(on_error: str) -> None:
+    """When no sample is at fault the error is the batch's own; reading twice would hide it."""
+    with pytest.raises(Exception, match="no batch today"):
+        list(loader(Together(set(), 8), 0, on_error=on_error))
+
+
+class Mortal(Spotted):
+    """A dataset that ends its worker."""
+
+    def __getitem__(self, index: int) -> int:
+        return os._exit(3) if index in self.bad else index
+
+
+def test_after_its_workers_died_a_loop_says_so_again() -> None:
+    """Going on with the same loop is an error that tells how to go on."""
+    batches = iter(loader(Mortal({6}, 12), 2))
+    with pytest.raises(WorkerDiedError):
+        list(batches)
+    with pytest.raises(WorkerError, match="begin a new loop"):
+        next(batches)
+
+
 # --- leaving out, replacing ----------------------------------------------------------------------
 
 
@@ -166,6 +209,27 @@ def test_single_samples_are_left_out_too() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             assert len(list(samples)) == count
+
+
+class Elsewhere(Spotted):
+    """Loads whole batches, some samples of which are on another device."""
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((1,), index, device="meta" if index in self.bad else "cpu")
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        """Load several."""
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_sample_elsewhere_is_one_that_failed(workers: int) -> None:
+    """Also in a batch that was loaded at once: named with its attributes, or left out."""
+    with pytest.raises(SampleError, match="must stay on the CPU") as caught:
+        list(loader(Elsewhere(), workers))
+    assert caught.value.sample == 3
+    got = quietly(loader(Elsewhere(), workers, on_error="skip", collate_fn=torch.cat))
+    assert flat(got) == [i for i in range(40) if i not in BAD]
 
 
 def test_nothing_good_to_replace_with_is_an_error() -> None:
@@ -212,6 +276,46 @@ def test_the_log_has_a_line_for_each_failure(tmp_path: Path) -> None:
     assert lines[0]["worker"] == 0
     assert lines[0]["replacement"] not in BAD
     assert "in __getitem__" in lines[0]["trace"]
+
+
+def test_a_resumed_run_goes_on_with_its_budget() -> None:
+    """At each step, a resumed loader ends, warns and fails where one without a break does."""
+    options: dict[str, Any] = {"on_error": "skip", "error_budget": 5}
+    whole = loader(Spotted(), 0, **options)
+    states, ends = [whole.state_dict()], []
+    batches = iter(whole)
+    with pytest.raises(SampleError, match="6 of 40"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        while True:
+            ends.append(next(batches).tolist())
+            states.append(json.loads(json.dumps(whole.state_dict())))
+    assert [record.index for record in whole.failures] == sorted(BAD)
+    assert [state.get("failed", 0) for state in states] == [0, 1, 1, 5]
+    for step, state in enumerate(states):
+        resumed = loader(Spotted(), 0, **options)
+        resumed.load_state_dict(state)
+        again = iter(resumed)
+        got = []
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            with pytest.raises(SampleError, match="6 of 40"):
+                while True:
+                    got.append(next(again).tolist())
+        assert got == ends[step:]
+        assert len(seen) == (step == 0)  # the first failure was told before the break
+
+
+def test_a_resumed_run_tells_at_the_end_what_failed_before() -> None:
+    """The summary counts the whole epoch, whatever of it this process has seen."""
+    for bad, words in (({1}, "all of them before"), ({1, 30}, "the first since the resume")):
+        first = loader(Spotted(bad), 0, on_error="skip")
+        batches = iter(first)
+        with pytest.warns(UserWarning, match="sample 1"):
+            next(batches)
+        resumed = loader(Spotted(bad), 0, on_error="skip")
+        resumed.load_state_dict(first.state_dict())
+        with pytest.warns(UserWarning, match=f"{len(bad)} of 40 .*{words}"):
+            list(resumed)
 
 
 # --- policy and ledger, alone --------------------------------------------------------------------
@@ -272,3 +376,36 @@ def test_names_come_from_the_dataset() -> None:
     dataset: Any = Spotted()
     assert name_of(torch.utils.data.Subset(dataset, [7, 5]), 1) == "scan-5"
     assert name_of([1, 2], 0) is None
+
+
+class MuteError(ValueError):
+    """An error whose own code fails."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    def __reduce__(self) -> Any:
+        raise SystemExit
+
+    @property
+    def path(self) -> str:
+        """Fail."""
+        raise RuntimeError("no path")
+
+
+class Mute(Spotted):
+    """Numbers, one of which fails in that way."""
+
+    def __getitem__(self, index: int) -> int:
+        if index == 3:
+            raise MuteError
+        return index
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_an_error_that_cannot_speak_for_itself_is_named_too(workers: int) -> None:
+    """Its text, its path and its pickling all fail; the sample is named, or left out."""
+    with pytest.raises(SampleError, match=r"sample 3 .*MuteError: <no text"):
+        list(loader(Mute(), workers))
+    with pytest.warns(UserWarning, match="left out"):
+        assert len(next(iter(loader(Mute(), workers, on_error="skip")))) == 3

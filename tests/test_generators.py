@@ -298,3 +298,66 @@ def test_the_generator_of_a_lazy_dataset_is_no_held_one() -> None:
     assert not HeldGenerators(d=dataset)
     (batch,) = fork(dataset, batch_size=4, collate_fn=as_list)
     assert batch == [SampleKey(0, 0, i).generator().random() for i in range(4)]
+
+
+SHARED = np.random.default_rng(3)
+
+
+class Jitter:
+    """A transform with a generator."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(4)
+
+    def __call__(self) -> float:
+        """Draw."""
+        return float(self.rng.random())
+
+
+JITTER = Jitter()
+
+
+def drawn() -> float:
+    """Draw from a global."""
+    return float(SHARED.random())
+
+
+class ByFunction(Holder):
+    """Draws by a function of the module."""
+
+    def __getitem__(self, index: int) -> float:
+        return drawn()
+
+
+class InComprehension(Holder):
+    """Draws in code inside of its code."""
+
+    def __getitem__(self, index: int) -> float:
+        return sum([float(SHARED.random()) for _ in range(2)])
+
+
+class ByObject(Holder):
+    """Draws by an object of the module."""
+
+    def __getitem__(self, index: int) -> float:
+        return JITTER()
+
+
+class Annotated(Holder):
+    """Holds much data, and far down a transform."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.boxes = {i: [{"box": [1, 2], "area": [[3]]} for _ in range(7)] for i in range(300)}
+        self.transform = functools.partial(lambda steps: steps[1](), [None, Jitter()])
+
+    def __getitem__(self, index: int) -> float:
+        return float(self.transform())
+
+
+@pytest.mark.parametrize("kind", [ByFunction, InComprehension, ByObject, Annotated])
+def test_generators_behind_functions_globals_and_data_are_found(kind: type[Holder]) -> None:
+    """Copies in two workers would draw the same numbers; the stream is that without workers."""
+    expected = stream(fork(kind(), collate_fn=as_list))
+    assert same(stream(fork(kind(), collate_fn=as_list, num_workers=2)), expected)
+    assert len({value for (value,) in expected[0]}) == 8

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 from processes import METHODS, in_process
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import ConcatDataset as JoinedByTorch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from sharedds.datasets import ConcatDataset, LazyDataset, MemmapDataset, concat
 from sharedds.errors import OptionError, SampleIndexError, SchemaError
+from sharedds.loader import build_loader
 from sharedds.order import SampleKey, using_key, using_keys
 
 
@@ -200,3 +202,35 @@ def test_the_fingerprint_is_made_of_the_parts() -> None:
     ]
     assert len(set(prints)) == 4
     assert (Named([*"ab"]) + Named([*"c"])).fingerprint == prints[0]
+
+
+class InEpoch(LazyDataset[Any]):
+    """A sample is the epoch it was made in."""
+
+    epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        """Remember."""
+        self.epoch = epoch
+
+    def load(self, item: str) -> int:
+        """Return the epoch."""
+        return self.epoch
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda joined: joined,
+        lambda joined: joined.subset([3, 0]),
+        lambda joined: Subset(joined, [0, 2]),
+        lambda joined: JoinedByTorch([joined]) + joined,
+        lambda joined: concat(Subset(joined, [1]), JoinedByTorch([joined])),
+    ],
+)
+def test_every_part_learns_the_epoch(wrap: Any) -> None:
+    """However a join is wrapped, or wraps others."""
+    dataset = wrap(concat(InEpoch(["a", "b"]), Subset(InEpoch(["c", "d"]), [0, 1])))
+    loader = build_loader(dataset, num_workers=0)
+    loader.set_epoch(4)
+    assert {int(sample) for sample in loader} == {4}

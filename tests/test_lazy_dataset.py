@@ -448,3 +448,21 @@ def test_one_generator_for_several_samples_is_refused() -> None:
         batch_of(Wrong([*"ab"]), [0, 1])
     with pytest.raises(SchemaError, match="inside load_many"):
         _ = Wrong([*"ab"]).rngs
+
+
+@pytest.mark.parametrize("mask", [[True, False], np.array([True, False]), torch.tensor([1, 0]) > 0])
+def test_a_mask_is_not_read_as_numbers(mask: Any) -> None:
+    """It would give samples 1 and 0, without a word."""
+    with pytest.raises(SchemaError, match="mask"):
+        Lengths(["a", "bb"]).subset(mask)
+
+
+class Table(dict[str, int]):
+    """A mapping with fields."""
+
+
+def test_a_dataclass_that_holds_more_than_its_fields_is_refused() -> None:
+    """At once, and not when it is read."""
+    kind = dataclasses.make_dataclass("Row", [("width", int)], bases=(Table,))
+    with pytest.raises(SchemaError, match="item 1: Row, which is a Table as well"):
+        Lengths([1, kind(3)])

@@ -14,12 +14,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from processes import METHODS, descriptors, in_process
+from processes import METHODS, descriptors, in_process, python
 from torch.utils.data import DataLoader
 
 from sharedds.datasets import MemmapDataset
-from sharedds.errors import OptionError, SampleIndexError, SourceError, StoreChangedError
+from sharedds.errors import (
+    OptionError,
+    SampleError,
+    SampleIndexError,
+    SourceError,
+    StoreChangedError,
+)
 from sharedds.handles import map_file
+from sharedds.loader import build_loader
 
 
 def saved(path: Path, array: npt.NDArray[Any]) -> Path:
@@ -368,3 +375,53 @@ def test_the_fingerprint_is_that_of_the_files(tmp_path: Path) -> None:
     a, b, c = (MemmapDataset(tmp_path / name / "x.npy").fingerprint for name in "abc")
     assert a == b
     assert a != c
+
+
+@pytest.mark.parametrize("options", [{}, {"per_file": True}, {"transform": torch.from_numpy}])
+def test_a_missing_file_can_be_left_out(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Asking for it in advance is no reason to give up the whole batch."""
+    files = [saved(tmp_path / f"{i}.npy", np.full((1, 2), i)) for i in range(4)]
+    dataset = MemmapDataset(files, **options)
+    files[1].unlink()
+    loader = build_loader(dataset, batch_size=2, num_workers=0, on_error="skip")
+    with pytest.warns(UserWarning, match="sample 1"):
+        assert [len(batch) for batch in loader] == [1, 2]
+    with pytest.raises(SampleError, match="no such file"):
+        list(build_loader(dataset, batch_size=2, num_workers=0))
+
+
+@pytest.mark.parametrize("other", [np.zeros((10, 3)), np.zeros((10, 2), np.float32)])
+def test_other_values_of_as_many_rows_are_refused(tmp_path: Path, other: npt.NDArray[Any]) -> None:
+    """Another shape or dtype is another array, although the numbers of samples fit."""
+    path = saved(tmp_path / "x.npy", np.zeros((10, 2)))
+    dataset = MemmapDataset(path)
+    path.unlink()
+    saved(path, other)
+    with pytest.raises(StoreChangedError, match="had 10 rows and perhaps another shape"):
+        dataset[0]
+
+
+def test_many_datasets_of_many_files_share_few_descriptors(tmp_path: Path) -> None:
+    """Under a limit of 128 open files, where keeping a map of each does not work."""
+    for number in range(300):
+        np.save(tmp_path / f"{number:03d}.npy", np.full((2, 2), number))
+    done = python(
+        """
+        import glob, os, resource, sys
+        import numpy as np
+        from sharedds import MemmapDataset, build_loader, concat
+        resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+        files = sorted(glob.glob(sys.argv[1] + "/*.npy"))
+        try:
+            kept = [np.load(file, mmap_mode="r") for file in files]
+        except OSError:
+            print("too many")
+        kept = None
+        together = MemmapDataset(files), MemmapDataset(files, per_file=True)
+        joined = concat(*together, *map(MemmapDataset, files[:9]))
+        loader = build_loader(joined, batch_size=50, shuffle=True, num_workers=0, collate_fn=list)
+        print(sum(len(batch) for batch in loader), len(os.listdir("/proc/self/fd")) < 100)
+        """,
+        tmp_path,
+    )
+    assert done.stdout.split() == ["too", "many", "918", "True"]

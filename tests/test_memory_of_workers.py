@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from sharedds.datasets import LazyDataset
 from sharedds.loader import build_loader
@@ -95,7 +96,7 @@ def scattered(count: int) -> Iterator[int]:
 def few() -> Cost:
     """A thousand samples."""
     # What starts with the first workers and stays, the fork server, is no cost of these.
-    list(build_loader(range(2), num_workers=1, start_method="forkserver"))
+    list(build_loader(Plain([("", 0)]), num_workers=1, start_method="forkserver"))
     return measured(Lengths(paths(1_000)))
 
 
@@ -124,3 +125,29 @@ def test_private_memory_of_a_worker_does_not_grow_with_the_samples(few: Cost, ma
 def test_all_memory_together_does_not_grow_with_the_samples(few: Cost, many: Cost) -> None:
     """Nor is anything hidden in shared memory, in the trainer or in the fork server."""
     assert many.together - few.together < 10 * MB, (few, many)
+
+
+class Collected(Dataset[int]):
+    """A sample is what a full garbage collection costs the process that makes it, in bytes."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        before = process_memory().uss or 0
+        gc.collect()
+        return (process_memory().uss or 0) - before
+
+
+@pytest.mark.memory
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_collecting_garbage_copies_nothing() -> None:
+    """It writes to every object of the process; what workers share it leaves alone."""
+    forked: DataLoader[Any] = DataLoader(
+        Collected(), num_workers=1, multiprocessing_context="fork", collate_fn=sum
+    )
+    assert next(iter(forked)) > 20 * MB
+    served = build_loader(
+        Collected(), num_workers=1, start_method="forkserver", collate_fn=sum, timeout=60
+    )
+    assert next(iter(served)) < 5 * MB

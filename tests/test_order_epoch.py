@@ -217,6 +217,19 @@ def test_consumed_ends_with_the_count() -> None:
 # --- batches -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("sampling", [Shuffled(60_000), WeightedSampling([1.0, 2.0] * 9, 60_000)])
+def test_a_loop_gives_what_asking_for_each_batch_does(sampling: Sampling) -> None:
+    """Though it computes many batches at once: on every rank, from any start, to the last."""
+    for options in ({"start": 17}, {"pad": True}, {"drop_last": True}, {"batch_size": 9_000}):
+        for order in orders(sampling, 3, **{"batch_size": 7, **options}):
+            steps = list(order)
+            assert len(steps) == len(order)
+            for step in (*range(20), len(order) // 2, len(order) - 2, len(order) - 1):
+                if 0 <= step < len(order):
+                    assert steps[step] == order.batch(step)
+                    assert not steps[step].indices.flags.writeable
+
+
 def test_a_batch_names_the_key_of_each_sample() -> None:
     """Seed, epoch and index; the draw is 0 where no sample occurs twice."""
     batch = orders(Sequential(10))[0].batch(1)

@@ -17,6 +17,7 @@ from sharedds.order import (
     current_generator,
     current_key,
     current_keys,
+    keys_in_turn,
     using_key,
     using_keys,
 )
@@ -198,6 +199,24 @@ def test_a_batch_in_hand_is_no_sample() -> None:
             assert current_key() is batch[0]
         assert current_keys() == tuple(batch)
     assert current_keys() is None
+
+
+def test_keys_take_turns() -> None:
+    """Each sample of a batch has its key and its generator, as with a ``with`` of its own."""
+    indices, positions = [5, 3, 5], np.array([0, 1, 2])
+    expected = []
+    for index, draw in zip(indices, positions.tolist(), strict=True):
+        with using_key(SampleKey(1, 2, index, draw)):
+            expected.append((current_key(), draws(2), current_generator()))
+    with keys_in_turn(1, 2, indices, positions) as turn:
+        for turn.at, (key, drawn, generator) in enumerate(expected):
+            with using_key(SampleKey(0, 0, 0)):
+                draws(1)
+            assert draws(1) == drawn[:1]
+            assert (current_key(), draws(1)) == (key, drawn[1:])
+            assert current_generator() is current_generator() is not generator
+            assert current_keys() is None
+    assert current_key() is None
 
 
 def test_an_exception_puts_the_key_down() -> None:

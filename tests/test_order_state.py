@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 from typing import Any
@@ -118,6 +119,17 @@ def test_something_else_is_refused(other: object) -> None:
     """The error says what was given."""
     with pytest.raises(StateError, match=type(other).__name__):
         LoaderState.from_dict(other)
+
+
+def test_failures_are_in_a_state_that_has_some() -> None:
+    """Others stay as they always were, and those are read as well."""
+    before = LoaderState(seed=1, epoch=2, consumed=3, samples=4)
+    assert "failed" not in before.to_dict()
+    assert LoaderState.from_dict(before.to_dict()).failed == 0
+    after = dataclasses.replace(before, failed=2)
+    assert LoaderState.from_dict(after.to_dict()) == after
+    with pytest.raises(StateError, match="failed=-1"):
+        LoaderState.from_dict({**before.to_dict(), "failed": -1})
 
 
 def test_a_state_does_not_share_its_dictionaries() -> None:

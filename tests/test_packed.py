@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import METHODS, descriptors, in_process, python
 
+import sharedds.packed.strings
 from sharedds.errors import SampleIndexError, SchemaError, StorageFullError
 from sharedds.memory import process_memory
 from sharedds.packed import (
@@ -336,3 +337,11 @@ def test_a_full_temporary_folder_is_a_clear_error() -> None:
     assert len(lines) == 2
     assert all(tempfile.gettempdir() in line and "bytes are free" in line for line in lines)
     assert issubclass(StorageFullError, OSError)
+
+
+def test_the_widest_block_counts_wherever_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starts within a block need more bits than in the one that is written last."""
+    monkeypatch.setattr(sharedds.packed.strings, "_MOST_WAITING", 1000)
+    noise = np.random.default_rng(0)
+    items = [noise.bytes(65_500), *(noise.bytes(8) for _ in range(80))]
+    assert [PackedStrings.build(items).bytes(i) for i in range(81)] == items

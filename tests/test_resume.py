@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from sharedds.errors import OptionError, StateError
+from sharedds.errors import OptionError, SchemaError, StateError
 from sharedds.order import LoaderState
 
 OPTIONS: dict[str, Any] = {"batch_size": 3, "shuffle": True, "seed": 5}
@@ -382,3 +382,19 @@ def test_any_sequence_of_breaks_and_resumes_follows_the_formula(case: int) -> No
             assert begins.epoch != epoch or begins.consumed == 0
         if epoch > 7:
             break
+
+
+@pytest.mark.parametrize("sampler", [(i for i in range(4)), map(int, "0123"), iter([0, 1])])
+def test_a_sampler_that_gives_out_after_one_epoch_is_refused_then(sampler: Any) -> None:
+    """All later epochs would be empty, without a word."""
+    loader = fork(Draws(4), sampler=sampler)
+    assert len(list(loader)) > 1
+    with pytest.raises(OptionError, match="only once"):
+        list(loader)
+
+
+@pytest.mark.parametrize("wrong", [True, torch.tensor(True), 1 << 63])
+def test_what_a_sampler_yields_is_checked(wrong: Any) -> None:
+    """A mask would be read as samples 1 and 0."""
+    with pytest.raises(SchemaError, match="whole numbers"):
+        list(fork(Draws(4), sampler=[0, wrong]))

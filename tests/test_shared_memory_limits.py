@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -100,16 +102,80 @@ def test_a_batch_without_room_travels_by_value(
     assert all(torch.equal(images_of(a), b) for a, b in zip(got, expected, strict=True))
 
 
-def test_with_room_all_tensors_are_shared() -> None:
+def test_with_room_all_large_tensors_are_shared() -> None:
     """Also those that a collate function of the user's own has made, with their strides."""
-    whole: Any = torch.arange(24.0).reshape(2, 3, 2, 2).to(memory_format=torch.channels_last)
-    part = torch.arange(10_000)[10:13]
+    numbers = torch.arange(24_000.0)
+    whole: Any = numbers.reshape(2, 3, 40, 100).to(memory_format=torch.channels_last)
+    part = torch.arange(100_000)[10:10_010]
     assert deliverable({"x": [whole], "y": part}) == {"x": [whole], "y": part}
     assert whole.is_shared()
     assert whole.is_contiguous(memory_format=torch.channels_last)
-    assert whole.sum() == 276
-    assert part.tolist() == [10, 11, 12]
-    assert part.untyped_storage().nbytes() == 24  # not all of what it was a part of
+    assert torch.equal(whole, numbers.reshape(whole.shape))
+    assert part.tolist() == list(range(10, 10_010))
+    assert part.untyped_storage().nbytes() == 80_000  # not all of what it was a part of
+
+
+# --- by value ------------------------------------------------------------------------------------
+
+
+def sent(batch: Any) -> Any:
+    """What arrives in the trainer."""
+    return pickle.loads(ForkingPickler.dumps(deliverable(batch)))
+
+
+def test_small_tensors_travel_by_value() -> None:
+    """With kind, strides and offset; a part of something large without the rest of it."""
+    picture: Any = torch.arange(24.0).reshape(2, 3, 2, 2).to(memory_format=torch.channels_last)
+    parts = (torch.arange(10_000)[10:13], torch.arange(9).view(3, 3).T[1:], torch.tensor(True))
+    got, others = sent([picture, parts])
+    assert not got.is_shared()
+    assert got.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(got, picture)
+    assert isinstance(others, tuple)
+    for here, there in zip(parts, others, strict=True):
+        assert (here.dtype, here.stride()) == (there.dtype, there.stride())
+        assert torch.equal(here, there)
+    assert others[0].untyped_storage().nbytes() == 24
+    others[0].resize_(1000)  # as one can with any tensor that is made here
+
+
+def test_tensors_that_share_memory_still_do() -> None:
+    """A view stays a view, and an object that is there twice stays one."""
+    whole = torch.arange(6)
+    got = sent({"whole": whole, "view": whole[2:4], "again": whole})
+    got["whole"][2] = 70
+    assert got["view"].tolist() == [70, 3]
+    assert got["again"] is got["whole"]
+
+
+def test_large_and_special_tensors_stay_as_they_were() -> None:
+    """In the same batch: the large one in shared memory, a parameter as a parameter."""
+    parameter = torch.nn.Parameter(torch.ones(3))
+    batch = [torch.arange(3), torch.arange(100_000), parameter, torch.empty(0, 3)]
+    small, large, trained, empty = sent(batch)
+    assert not small.is_shared()
+    assert large.is_shared()
+    assert isinstance(trained, torch.nn.Parameter)
+    for here, there in zip(batch, (small, large, trained, empty), strict=True):
+        assert torch.equal(here, there)
+
+
+@pytest.mark.parametrize("count", [3, 100_000])
+def test_conjugates_and_negatives_arrive_as_such(count: int) -> None:
+    """What torch sends is the memory alone, without the note that the signs are the others."""
+    numbers = torch.complex(torch.arange(float(count)), torch.ones(count))
+    lazy = [numbers.conj(), numbers.conj().imag]
+    assert lazy[1].is_neg()
+    naive = pickle.loads(ForkingPickler.dumps(numbers.conj()))
+    assert not torch.equal(naive, lazy[0])
+    for here, there in zip(lazy, sent(lazy), strict=True):
+        assert torch.equal(here, there)
+
+
+def test_what_cannot_be_pickled_is_left_to_the_queue() -> None:
+    """Which says what it is."""
+    batch = [torch.arange(3), lambda: None]
+    assert deliverable(batch) is batch
 
 
 def test_tensors_are_found_wherever_they_are() -> None:
@@ -132,7 +198,7 @@ from sharedds import build_loader
 
 class Samples:
     def __len__(self): return 500
-    def __getitem__(self, index): return torch.full((3,), index)
+    def __getitem__(self, index): return torch.full((5000,), index)
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[3])))
 make = build_loader if sys.argv[1] == "ours" else DataLoader

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import numpy as np
 import pytest
 from processes import descriptors, forked, python
 from stores import cut_small, jpeg
 
 from sharedds.errors import StoreError
+from sharedds.handles import open_environment
 from sharedds.store import Store, StoreWriter, verify
 from sharedds.store.spool import SpoolLog
 
@@ -206,3 +210,99 @@ def test_work_that_could_be_resumed_can_be_given_up(tmp_path: Path) -> None:
     writer.add({"x": 1})
     writer.abort(keep=False)
     assert os.listdir(tmp_path) == []
+
+
+def ends_within(seconds: float, child: Callable[[], Any]) -> bool:
+    """Fork, run a function in the child, and say whether it came to its end."""
+    pid = os.fork()
+    if pid == 0:
+        child()
+        os._exit(0)
+    end = time.monotonic() + seconds
+    while os.waitpid(pid, os.WNOHANG) == (0, 0):
+        if time.monotonic() > end:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return False
+        time.sleep(0.002)
+    return True
+
+
+@FORK_IS_FINE
+def test_lmdb_closed_after_a_fork_waits_for_a_thread_that_is_gone(tmp_path: Path) -> None:
+    """The control: with a transaction of another thread, the child waits for ever."""
+    begun, done = threading.Event(), threading.Event()
+    with lmdb.open(str(tmp_path / "x.lmdb"), subdir=False, lock=False) as environment:
+
+        def write() -> None:
+            with environment.begin(write=True) as transaction:
+                transaction.put(b"key", b"value")
+                begun.set()
+                done.wait()
+
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(write)
+            begun.wait()
+            assert not ends_within(1, environment.close)
+            done.set()
+            future.result()
+
+
+@FORK_IS_FINE
+def test_a_fork_beside_writers_that_begin_and_end_never_hangs(tmp_path: Path) -> None:
+    """A fork waits for what another thread does in LMDB, from opening a store to sealing it."""
+    stop = threading.Event()
+
+    def write() -> int:
+        count = 0
+        while not stop.is_set():
+            with StoreWriter(tmp_path / f"{count}.lmdb", schema={"n": "int64"}) as writer:
+                writer.add({"n": count})
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(write)
+        try:
+            assert all(ends_within(10, lambda: None) for _ in range(60))
+        finally:
+            stop.set()
+        written = future.result()
+    assert Store(tmp_path / f"{written - 1}.lmdb")[0]["n"] == written - 1
+
+
+@FORK_IS_FINE
+def test_a_fork_beside_a_reader_of_lmdb_never_hangs(tmp_path: Path) -> None:
+    """A transaction that another thread reads by is left as it is; the file stays readable."""
+    path = tmp_path / "x.lmdb"
+    with StoreWriter(path, schema={"n": "int64"}) as writer:
+        writer.add({"n": 7})
+    begun, done = threading.Event(), threading.Event()
+
+    def read() -> None:
+        with (
+            open_environment(path, readonly=True, lock=False, max_dbs=3) as environment,
+            environment.begin(),
+        ):
+            begun.set()
+            done.wait()
+
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(read)
+        begun.wait()
+        assert ends_within(10, lambda: Store(path)[0])
+        done.set()
+        future.result()
+
+
+@FORK_IS_FINE
+def test_threads_may_fork_at_once_beside_a_writer(tmp_path: Path) -> None:
+    """Each opens again what it has closed itself."""
+    with StoreWriter(tmp_path / "x.lmdb", schema={"x": "raw"}) as writer:
+        with ThreadPoolExecutor(3) as pool:
+            forks = [pool.submit(ends_within, 10, lambda: None) for _ in range(30)]
+            for number in range(40):
+                writer.add({"x": np.full(100_000, number)})
+        assert all(fork.result() for fork in forks)
+    store = Store(tmp_path / "x.lmdb")
+    assert [int(store.array(i, "x")[:1][0]) for i in range(40)] == list(range(40))

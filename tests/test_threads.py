@@ -289,3 +289,10 @@ def test_the_interpreter_ends_at_once_in_the_middle_of_an_epoch() -> None:
     done = python(SCRIPT)
     assert time.time() - float(done.stdout) < 5
     assert not done.stderr
+
+
+def test_threads_that_were_never_started_are_not_waited_for() -> None:
+    """Ctrl-C may come while they are made, and what runs at exit must not fail then."""
+    pool = object.__new__(threads._Pool)
+    pool.threads = [threading.Thread(target=print)]
+    pool.join(0)

@@ -73,20 +73,18 @@ class MemmapDataset(IndexedDataset[Any]):
         self._raw = _raw_options(dtype, shape, offset)
         paths = PackedStringsBuilder()
         ends = MappedArrayBuilder(np.int64)
-        looks = MappedArrayBuilder(np.int64)
         digest = xxhash.xxh3_128()
         total = 0
-        for path in [files] if isinstance(files, (str, os.PathLike)) else files:
+        for path in [files] if isinstance(files, (str, bytes, os.PathLike)) else files:
             location = absolute_path(path)
             rows, facts = self._look(location)
             total += rows
-            paths.append(location)
+            # With each path, a hash of what must not change in its file.
+            paths.append(f"{location}\0{_hashed(facts)}")
             ends.append(total)
-            looks.append(_as_number(facts))
             digest.update(f"{os.path.basename(location)!r} {facts}\n".encode())
         self._paths: PackedStrings = paths.finish()
         self._ends: MappedArray = ends.finish()
-        self._looks: MappedArray = looks.finish()  # a hash of what must not change in each file
         self._total = total
         self._digest = digest.hexdigest()
         if not len(self._paths):
@@ -138,9 +136,9 @@ class MemmapDataset(IndexedDataset[Any]):
         arrays = self._arrays
         found = arrays.get(number)
         if found is None:
-            path = self._paths[number]
+            path, _, wanted = self._paths[number].partition("\0")
             file, layout = map_array(path, self._raw, rows=not self._per_file)
-            if not self._per_file and self._looks.array[number] != _as_number(_facts(layout)):
+            if not self._per_file and wanted != _hashed(_facts(layout)):
                 ends = self._ends.array
                 rows = int(ends[number] - (ends[number - 1] if number else 0))
                 raise StoreChangedError(
@@ -229,7 +227,8 @@ class MemmapDataset(IndexedDataset[Any]):
     def key(self, index: SupportsIndex) -> str:
         """Return the path of the file of a sample, and the row in it."""
         number, row = self._locate(index)
-        return self._paths[number] if self._per_file else f"{self._paths[number]}[{row}]"
+        path = self._paths[number].partition("\0")[0]
+        return path if self._per_file else f"{path}[{row}]"
 
     def __repr__(self) -> str:
         return f"MemmapDataset({len(self)} samples in {len(self._paths)} files)"
@@ -239,8 +238,8 @@ def _facts(layout: ArrayLayout) -> str:
     return f"{layout.dtype.str} {layout.shape} {layout.offset} {layout.fortran}"
 
 
-def _as_number(facts: str) -> int:
-    return xxhash.xxh3_64_intdigest(facts.encode()) >> 1
+def _hashed(facts: str) -> str:
+    return xxhash.xxh3_64_hexdigest(facts.encode())
 
 
 def _writable(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -139,9 +139,10 @@ class per_process(Generic[T]):  # noqa: N801 - used as a decorator, like functoo
 def _before_fork() -> None:
     with _lock:
         gates = sorted(_gates, key=id)  # all threads that fork take them in one order
+    closed = _closed_gates[threading.get_ident()] = []  # noted one by one: Ctrl-C may come
     for gate in gates:
         gate.lock.acquire()
-    _closed_gates[threading.get_ident()] = gates
+        closed.append(gate)
 
 
 def _reopen_gates() -> None:

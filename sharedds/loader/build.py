@@ -98,7 +98,8 @@ def build_loader(
         sampler: Instead of ``shuffle``: a :class:`~sharedds.order.Sampling`, split over the ranks;
             or a torch sampler or other iterable of whole numbers, all of them for this rank.
         worker_init_fn: Called in each worker with its number, after its threads are limited.
-        on_error: What to do with a sample that cannot be loaded: "raise", "skip" or "replace".
+        on_error: What to do with a sample that cannot be loaded: "raise", "skip" or "replace" (by
+            another of the dataset; with a ``sampler``, by another of its batch).
         error_budget: How many of them at most: a count, or a share below 1.
         error_log: A file to note them in, as lines of JSON.
         timeout: Seconds to wait for a batch from the workers; 0 waits for ever.
@@ -112,6 +113,10 @@ def build_loader(
     """
     _check_dataset(dataset, sampler)
     seed = checked_seed(seed)
+    for name, value in (("shuffle", shuffle), ("drop_last", drop_last)):
+        if not isinstance(value, bool | np.bool_):
+            raise OptionError(f"{name}={value!r}: True or False is expected")
+    drop_last = bool(drop_last)
     batch_size = _checked_batch_size(batch_size, drop_last=drop_last)
     _check_exclusions(shuffle=shuffle, sampler=sampler, timeout=timeout, num_workers=num_workers)
     seeding = GlobalSeeding(seed_globals)
@@ -342,7 +347,7 @@ def _check_exclusions(
 ) -> None:
     if shuffle and sampler is not None:
         raise OptionError("shuffle=True and sampler both decide the order; leave out one of them")
-    if timeout is not None and not timeout >= 0:
+    if timeout is not None and not (hasattr(timeout, "__float__") and timeout >= 0):
         raise OptionError(f"timeout={timeout}: seconds, 0 or more, are expected (0: no limit)")
     if timeout and num_workers == 0:
         raise OptionError(f"timeout={timeout} needs workers, and num_workers=0 asks for none")

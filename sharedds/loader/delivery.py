@@ -48,8 +48,8 @@ __all__ = [
 _MOST_DESCRIPTORS = 65_536
 #: What is left for others in /dev/shm (communication between ranks): at most this many bytes.
 _MARGIN = 16 << 20
-#: Storages of at most so many bytes travel by value: about what a pipe takes at once.
-_SMALL = 1 << 16
+#: Storages of at most so many bytes travel by value; beyond that, pipes are slower.
+_SMALL = 1 << 15
 
 
 def tensors_of(obj: Any) -> Iterator[torch.Tensor]:
@@ -228,7 +228,7 @@ class _Bytes:
 
     def __reduce__(self) -> tuple[Any, ...]:
         view = torch.empty(0, dtype=torch.uint8).set_(self._storage)
-        return _storage_of, (bytearray(memoryview(view.numpy())),)
+        return _storage_of, (bytearray(view.numpy().data),)
 
 
 def _storage_of(data: bytearray) -> torch.UntypedStorage:
@@ -259,7 +259,8 @@ class _SmallByValue(ForkingPickler):
             return reduce_tensor(tensor)  # type: ignore[no-untyped-call]
         offset, stride = int(tensor.storage_offset()), tensor.stride()
         storage = tensor.untyped_storage()
-        if storage.nbytes() > _SMALL:  # a view of what is larger, which stays
+        if storage.nbytes() > _SMALL or _is_lazy(tensor):  # a view of what is larger, which stays
+            tensor = tensor.resolve_conj().resolve_neg()
             tensor = tensor.clone(memory_format=torch.contiguous_format)
             offset, stride, storage = 0, tensor.stride(), tensor.untyped_storage()
         place = storage.data_ptr()
@@ -268,13 +269,20 @@ class _SmallByValue(ForkingPickler):
         return _tensor_of, (self._storages[place], tensor.dtype, offset, tensor.shape, stride)
 
 
+def _is_lazy(tensor: torch.Tensor) -> bool:
+    """Whether its memory holds the conjugates or negatives, which torch forgets to send."""
+    return tensor.is_conj() or tensor.is_neg()
+
+
 def _goes_by_value(tensor: torch.Tensor) -> bool:
     """Whether to send a tensor by value: it is small, and there is nothing special about it."""
-    if type(tensor) is not torch.Tensor or not 0 < tensor.nbytes <= _SMALL:
+    if type(tensor) is not torch.Tensor or not _is_plain(tensor) or tensor.nbytes == 0:
         return False
-    if not _is_plain(tensor) or tensor.requires_grad or tensor.is_quantized or tensor.__dict__:
+    if tensor.requires_grad or tensor.is_quantized or tensor.__dict__:
         return False
-    if tensor.is_conj() or tensor.is_neg():
+    if _is_lazy(tensor):
+        return True
+    if tensor.nbytes > _SMALL:
         return False
     storage = tensor.untyped_storage().nbytes()
     return storage <= _SMALL or storage > 2 * tensor.nbytes

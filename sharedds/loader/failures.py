@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol
 from torch.utils.data import Subset, get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from sharedds.errors import OptionError, SampleError
+from sharedds.errors import OptionError, SampleError, WorkerError
 from sharedds.handles import absolute_path
 from sharedds.loader.delivery import deliverable
 from sharedds.loader.postmortem import machine_memory, megabytes
@@ -34,6 +34,7 @@ __all__ = [
     "FailedSample",
     "Reader",
     "collate_with_failures",
+    "has_failures",
     "name_of",
 ]
 
@@ -334,7 +335,13 @@ class _Collate:
             items = [_good(item) for item in items if not isinstance(item, FailedSample)]
         if not items or any(failed.is_final for failed in failures):
             return Delivery(None, failures, is_empty=True)
-        batch = self.collate_fn(items if is_batch else items[0])
+        try:
+            batch = self.collate_fn(items if is_batch else items[0])
+        except StopIteration as error:
+            raise WorkerError(
+                "collate_fn raised StopIteration, which would look like the end of the epoch; give "
+                "next() a default there"
+            ) from error
         if get_worker_info() is not None:
             batch = deliverable(batch)
         return Delivery(batch, failures) if failures else batch
@@ -348,6 +355,11 @@ def collate_with_failures(collate_fn: Callable[[Any], Any]) -> Callable[[Any], A
     :class:`~sharedds.loader.delivery.InlineBatch`. It can be pickled if ``collate_fn`` can.
     """
     return _Collate(collate_fn)
+
+
+def has_failures(items: Iterable[Any]) -> bool:
+    """Whether a list of samples holds records of some that failed."""
+    return any(True for _ in _failures_in(items))
 
 
 def _failures_in(items: Iterable[Any]) -> Iterator[FailedSample]:

@@ -18,6 +18,7 @@ import functools
 import inspect
 import itertools
 import random
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -216,7 +217,8 @@ def _may_hold(value: object) -> bool:
     if isinstance(value, (type, *_LEAVES, *_CONTAINERS)):
         return False
     kind = value if isinstance(value, types.FunctionType) else type(value)
-    return str(kind.__module__).partition(".")[0] not in _LIBRARIES
+    package = str(kind.__module__).partition(".")[0]
+    return package not in _LIBRARIES and package not in sys.stdlib_module_names
 
 
 def _content(cell: types.CellType) -> object:

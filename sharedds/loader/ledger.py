@@ -48,7 +48,7 @@ class FailureLedger:
         self.failures = []
 
     def count_of(self, epoch: int) -> int:
-        """Return how many samples of an epoch have failed so far; 0 unless it is the current one."""
+        """Return how many samples have failed in an epoch; 0 unless it is the current one."""
         return self.count if epoch == self.epoch else 0
 
     def take(self, data: Any) -> tuple[Any, bool]:

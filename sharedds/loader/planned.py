@@ -11,7 +11,7 @@ import numpy.typing as npt
 from torch.utils.data import DataLoader, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
-from sharedds.errors import OptionError, StateError
+from sharedds.errors import OptionError, StateError, WorkerError
 from sharedds.loader.failures import FailedSample, collate_with_failures
 from sharedds.loader.ledger import FailureLedger
 from sharedds.loader.plan import LoaderPlan
@@ -237,6 +237,7 @@ class LoaderPass(Iterator[Any]):
         self._reader: SampleReader | None = reader if in_process and reader.seeding else None
         self._is_ended = False
         self._is_superseded = False
+        self._is_broken = False
 
     @property
     def is_over(self) -> bool:
@@ -254,6 +255,11 @@ class LoaderPass(Iterator[Any]):
     def __next__(self) -> Any:
         if self._is_ended:
             raise StopIteration
+        if self._is_broken:
+            raise WorkerError(
+                "the workers of this loop ended with the error before; begin a new loop, after "
+                "loader.load_state_dict(loader.state_dict()) to go on from here"
+            )
         if self._is_superseded:
             raise StateError(
                 "another loop over this loader has begun, and its workers, which stay "
@@ -271,6 +277,7 @@ class LoaderPass(Iterator[Any]):
                 raise
             except Exception:
                 self._begun.failed()
+                self._is_broken = bool(getattr(self._inner, "_shutdown", False))
                 raise
             # Also one of which all samples were left out.
             self._begun.handed(self._ledger.count_of(self._begun.epoch))

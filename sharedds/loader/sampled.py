@@ -33,16 +33,13 @@ class SampledBatches:
         batch_size: Samples in a batch.
         seed: Any integer.
         drop_last: Whether to leave out an incomplete last batch.
-
-    Raises:
-        OptionError: The sampler can be gone through only once.
     """
 
     def __init__(
         self, sampler: Iterable[Any], *, batch_size: int, seed: int, drop_last: bool
     ) -> None:
-        _require_repeatable(sampler)
         self.sampler = sampler
+        self._is_used_up = False
         self.batch_size = batch_size
         self.seed = seed
         self.drop_last = drop_last
@@ -81,6 +78,7 @@ class SampledBatches:
 
         Raises:
             SchemaError: The sampler yields something else than whole numbers.
+            OptionError: It can be gone through only once, and was.
         """
         waiting: Batch | None = None  # to know of a batch that it is the last, look one ahead
         for batch in self._batches(start):
@@ -91,6 +89,12 @@ class SampledBatches:
             yield waiting, True
 
     def _batches(self, start: Position) -> Iterator[Batch]:
+        if self._is_used_up:  # this epoch and all that follow would be empty
+            raise OptionError(
+                f"sampler is a {type(self.sampler).__name__}, which can be gone through only once, "
+                "and each epoch asks anew; pass a list, or an object whose __iter__ begins again"
+            )
+        self._is_used_up = _is_for_once(self.sampler)
         set_epoch = getattr(self.sampler, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(start.epoch)
@@ -137,14 +141,9 @@ class _Apart:
         self._kept.restore()
 
 
-def _require_repeatable(sampler: Iterable[Any]) -> None:
-    """Refuse a generator and the like: from the second epoch on it would give nothing."""
-    of_python = type(sampler).__module__ in {"builtins", "itertools"}
-    if of_python and isinstance(sampler, Iterator):
-        raise OptionError(
-            f"sampler is a {type(sampler).__name__}, which can be gone through only once, and each "
-            "epoch asks anew; pass a list, or an object whose __iter__ begins again"
-        )
+def _is_for_once(sampler: Iterable[Any]) -> bool:
+    """Whether it is a generator or the like; an iterator of the user's may begin again."""
+    return isinstance(sampler, Iterator) and type(sampler).__module__ in {"builtins", "itertools"}
 
 
 def _whole(index: Any, sampler: Any) -> int:

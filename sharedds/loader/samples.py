@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, get_worker_info
 
 from sharedds.errors import SampleError, SchemaError
-from sharedds.loader.failures import ErrorPolicy
+from sharedds.loader.failures import ErrorPolicy, has_failures
 from sharedds.loader.generators import HeldGenerators
 from sharedds.loader.seeding import GlobalSeeding, kept_globals
 from sharedds.order import Batch, SampleKey, keys_in_turn, using_key, using_keys
@@ -130,14 +130,15 @@ class SampleReader(Dataset[Any]):
     def _read_each(self, batch: Batch) -> list[Any]:
         """As :meth:`load` for each sample, written out: calls would take longer than all else."""
         samples: list[Any] = []
-        dataset, with_sample = self.dataset, self.seeding.with_sample
-        indices = self._indices
+        dataset, indices = self.dataset, self._indices
+        seed = self._seed if self._held else self.seeding.seed
+        with_sample = self.seeding.with_sample
         with keys_in_turn(batch.seed, batch.epoch, indices, batch.draws) as turn:
             for at, index in enumerate(indices):
                 turn.at = at
                 try:
                     if with_sample:
-                        self._seed(turn.key)
+                        seed(turn.key)
                     sample = dataset[index]
                     kind = type(sample)
                     if kind in _NO_TENSORS or (kind is torch.Tensor and sample.is_cpu):
@@ -161,7 +162,10 @@ class SampleReader(Dataset[Any]):
         except Exception:
             if not hasattr(self.dataset, "__getitem__"):
                 raise
-            return self._read_each(batch)  # to learn which of them it was
+            found = self._read_each(batch)  # to learn which of them it was
+            if not has_failures(found):  # none by itself: the fault is in reading them together
+                raise
+            return found
         if not isinstance(samples, list) or len(samples) != len(keys):
             raise SchemaError(_wrong_batch(self.dataset, samples, len(keys)))
         if all(_elsewhere(sample) is None for sample in samples):

@@ -247,6 +247,8 @@ class _Pool:
         """Wait until the threads have ended."""
         ends = None if timeout is None else time.monotonic() + timeout
         for thread in self.threads:
+            if thread.ident is None:  # Ctrl-C came before it was started
+                continue
             thread.join(None if ends is None else max(0.0, ends - time.monotonic()))
 
     def submit(self, task: _Task) -> None:
