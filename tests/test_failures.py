@@ -146,9 +146,10 @@ def test_a_stop_inside_collate_is_no_end_of_the_epoch(workers: int) -> None:
     def collate(samples: list[int]) -> int:
         return next(iter(samples[:0])) if 4 in samples else len(samples)
 
-    assert len(list(DataLoader(Spotted(set(), 8), 2, collate_fn=collate))) == 2
+    numbers: Any = Spotted(set(), 8)
+    assert len(list(DataLoader(numbers, 2, collate_fn=collate))) == 2
     with pytest.raises(WorkerError, match="StopIteration"):
-        list(loader(Spotted(set(), 8), workers, collate_fn=collate))
+        list(loader(numbers, workers, collate_fn=collate))
 
 
 class Together(Spotted):
