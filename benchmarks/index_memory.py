@@ -424,6 +424,7 @@ def train(scratch: Path, name: str, count: int, workers: int, start: str) -> Non
 def _benchmark() -> Benchmark:
     settings = _chosen()
     return Benchmark(
+        quick_cases=3,
         file=__file__,
         question=(
             "What does an index of paths and labels cost, by number of samples, workers and start "

@@ -140,6 +140,7 @@ def _share_of_spawn(workers: int) -> Callable[[Runs], list[float]]:
 
 
 BENCHMARK = Benchmark(
+    quick_cases=2,
     file=__file__,
     question="How long to the first batch, and what does a worker cost?",
     cases=tuple(

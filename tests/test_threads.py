@@ -217,7 +217,7 @@ def test_a_stall_is_an_error_that_shows_where_threads_are() -> None:
     assert "samples [0, 1]" in str(caught.value)
     assert "self.opened.wait(6)" in str(caught.value)
     gate.opened.set()
-    with pytest.raises(WorkerError, match="begin another"):
+    with pytest.raises(WorkerError, match="begin a new loop"):
         next(batches)
 
 

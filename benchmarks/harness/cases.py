@@ -79,6 +79,7 @@ class Benchmark:
         prepare: Makes what all cases share, in ``work``; runs once, in a process of its own.
         needs_pictures: Whether the cases read ``data``.
         rounds: By default.
+        quick_cases: In quick mode only the first so many; a goal that needs others is not told.
     """
 
     file: str
@@ -88,6 +89,7 @@ class Benchmark:
     prepare: Callable[[Context], None] | None = None
     needs_pictures: bool = True
     rounds: int = 5
+    quick_cases: int | None = None
 
     @property
     def name(self) -> str:
