@@ -179,12 +179,13 @@ def test_a_very_long_picture_is_read_back_unchanged(tmp_path: Path, codec: Any) 
 # The peak is VmHWM: ru_maxrss counts the process that started this one too, up to its exec.
 PEAK = """
 import re, sys
+from pathlib import Path
 from PIL import Image
 from sharedds.ingest import pack
 guard = Image.MAX_IMAGE_PIXELS
 report = pack(sys.argv[1], sys.argv[2], codec=sys.argv[3], workers=2)
 assert Image.MAX_IMAGE_PIXELS == guard
-peak = re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]
+peak = re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]
 print(report.samples, report.failed_count, peak)
 """
 
