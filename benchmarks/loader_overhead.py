@@ -111,7 +111,7 @@ _CASES = (
 )
 
 BENCHMARK = Benchmark(
-    quick_cases=6,
+    quick_cases=4,
     file=__file__,
     question="What does the loader itself cost, against torch's with the same workers?",
     cases=tuple(Case(name=_name(*case), run=_loading(*case)) for case in _CASES),

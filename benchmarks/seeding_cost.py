@@ -101,7 +101,7 @@ def _more_an_operation(runs: Runs) -> list[float]:
 
 
 BENCHMARK = Benchmark(
-    quick_cases=6,
+    quick_cases=4,
     file=__file__,
     question="What does it cost that every sample has random numbers of its own?",
     cases=(
