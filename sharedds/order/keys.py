@@ -138,13 +138,28 @@ class SampleKey:
 class _Hand(threading.local):
     """What each thread holds."""
 
-    held: using_key | using_keys | keys_in_turn | None = None
+    held: _Held | None = None
 
 
 _hand = _Hand()
 
 
-class using_key:  # noqa: N801 - used as a function, like contextlib.suppress
+class _Held:
+    """What is in hand between ``with`` and its end; nests, and gives back what was there before."""
+
+    __slots__ = ("_outer",)
+    _outer: _Held | None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        _hand.held = self._outer
+
+
+class using_key(_Held):  # noqa: N801 - used as a function, like contextlib.suppress
     """Hold a key while its sample is made, in this thread only; nests, and restores on exit.
 
     Make a new one for each ``with``.
@@ -155,7 +170,7 @@ class using_key:  # noqa: N801 - used as a function, like contextlib.suppress
         True
     """
 
-    __slots__ = ("_outer", "generator", "key")
+    __slots__ = ("generator", "key")
 
     def __init__(self, key: SampleKey) -> None:
         self.key = key
@@ -166,22 +181,14 @@ class using_key:  # noqa: N801 - used as a function, like contextlib.suppress
         _hand.held = self
         return self.key
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        _hand.held = self._outer
 
-
-class using_keys:  # noqa: N801
+class using_keys(_Held):  # noqa: N801
     """Hold the keys of a batch whose samples are made all at once; else like :class:`using_key`.
 
     No one of them is *the* key in hand: :func:`current_key` is None.
     """
 
-    __slots__ = ("_outer", "keys")
+    __slots__ = ("keys",)
 
     def __init__(self, keys: Iterable[SampleKey]) -> None:
         self.keys = tuple(keys)
@@ -191,16 +198,8 @@ class using_keys:  # noqa: N801
         _hand.held = self
         return self.keys
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        _hand.held = self._outer
 
-
-class keys_in_turn:  # noqa: N801
+class keys_in_turn(_Held):  # noqa: N801
     """Hold the keys of a batch one after the other, each made when it is asked for.
 
     Like a :class:`using_key` around each sample, at the cost of one assignment a sample.
@@ -215,9 +214,7 @@ class keys_in_turn:  # noqa: N801
         at: Whose turn it is: a position in ``indices``. Set it before each sample.
     """
 
-    __slots__ = (
-        *("_draws", "_epoch", "_generator", "_indices", "_key", "_made", "_outer", "_seed", "at"),
-    )
+    __slots__ = (*("_draws", "_epoch", "_generator", "_indices", "_key", "_made", "_seed", "at"),)
 
     def __init__(
         self,
@@ -258,14 +255,6 @@ class keys_in_turn:  # noqa: N801
         self._outer = _hand.held
         _hand.held = self
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        _hand.held = self._outer
 
 
 def current_key() -> SampleKey | None:
