@@ -14,7 +14,7 @@ from streams import as_list, fork, same, stream
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from sharedds.datasets import LazyDataset
-from sharedds.loader.generators import HeldGenerators
+from sharedds.generators.held import HeldGenerators
 from sharedds.order import SampleKey
 
 KEY = SampleKey(1, 2, 3)

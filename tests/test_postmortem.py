@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sharedds.loader.postmortem import (
+from sharedds.workers.postmortem import (
     MachineMemory,
     SharedMemoryRoom,
     cause_and_advice,
@@ -19,7 +19,7 @@ from sharedds.loader.postmortem import (
     machine_memory,
     shared_memory_room,
 )
-from sharedds.loader.watch import WorkerWatch, mapped_files, worker_memory
+from sharedds.workers.watch import WorkerWatch, mapped_files, worker_memory
 
 GIB = 1 << 30
 ROOM = SharedMemoryRoom(free=60 << 20, total=64 << 20)

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from sharedds.errors import OptionError
+from sharedds.host.cpus import cpu_quota, usable_cpus
 from sharedds.loader import PlannedLoader, build_loader
-from sharedds.loader.cpus import cpu_quota, usable_cpus
 from sharedds.order import BalancedSampling, WeightedSampling
 
 

@@ -13,7 +13,7 @@ from streams import Draws, fork, same, stream
 
 from sharedds.datasets import LazyDataset
 from sharedds.errors import OptionError
-from sharedds.loader.seeding import GlobalSeeding, kept_globals
+from sharedds.generators.seeding import GlobalSeeding, kept_globals
 from sharedds.order import SampleKey
 
 BITS = 1 << 32

@@ -13,10 +13,10 @@ import pytest
 import torch
 from processes import mounted, python
 
-import sharedds.loader.delivery
+import sharedds.workers.delivery
 from sharedds.loader import build_loader
-from sharedds.loader.delivery import DescriptorKeeper, deliverable, tensors_of
-from sharedds.loader.postmortem import SharedMemoryRoom
+from sharedds.workers.delivery import DescriptorKeeper, deliverable, tensors_of
+from sharedds.workers.postmortem import SharedMemoryRoom
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
@@ -46,7 +46,7 @@ def test_batches_larger_than_shared_memory_arrive(tmp_path: Path) -> None:
     """Where a plain loader fails, the epoch is finished with one warning that has the figures."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    root = Path(sharedds.loader.delivery.__file__).parents[2]
+    root = Path(sharedds.workers.delivery.__file__).parents[2]
     done = mounted(
         'mount -t tmpfs -o size=8m tmpfs /dev/shm; export PYTHONPATH="$3"\n'
         'if "$1" "$2" plain >/dev/null 2>&1; then echo unexpected; fi; "$1" "$2" ours',
@@ -94,7 +94,7 @@ def test_a_batch_without_room_travels_by_value(
     options: dict[str, Any] = {"batch_size": 4, "collate_fn": collate}
     expected = [images_of(batch) for batch in build_loader(pictures, num_workers=0, **options)]
     room = SharedMemoryRoom(free=5000, total=64 << 20)
-    monkeypatch.setattr(sharedds.loader.delivery, "shared_memory_room", lambda: room)
+    monkeypatch.setattr(sharedds.workers.delivery, "shared_memory_room", lambda: room)
     with pytest.warns(UserWarning, match="is too small for the batches") as seen:
         got = list(build_loader(pictures, num_workers=2, start_method="fork", **options))
     assert len(seen) == 1

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import sharedds.loader.processes
-import sharedds.loader.stacks
+import sharedds.workers.stacks
 from sharedds.errors import LoaderStalledError
 from sharedds.loader import build_loader
 
@@ -68,7 +68,7 @@ def test_c_code_that_holds_the_interpreter_is_shown_too() -> None:
 
 def test_a_thread_answers_where_there_is_no_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on Windows."""
-    monkeypatch.setattr(sharedds.loader.stacks, "_STACK_SIGNAL", None)
+    monkeypatch.setattr(sharedds.workers.stacks, "_STACK_SIGNAL", None)
     assert "in __getitem__" in stalled(Stuck(), "fork")
 
 

@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-import sharedds.loader.worker
+import sharedds.workers.starting
 from sharedds.datasets import LazyDataset
 from sharedds.errors import DecodeError, OptionError, SampleError, SharedDSError, WorkerError
 from sharedds.handles import per_process
@@ -145,11 +145,11 @@ def test_opencv_is_limited_when_it_is_loaded(monkeypatch: pytest.MonkeyPatch) ->
     """cv2 keeps its own pool of threads, one for each CPU."""
     calls: list[int] = []
     monkeypatch.setitem(sys.modules, "cv2", types.SimpleNamespace(setNumThreads=calls.append))
-    for name in sharedds.loader.worker._THREAD_VARIABLES:
+    for name in sharedds.workers.starting._THREAD_VARIABLES:
         monkeypatch.setenv(name, "3")
     threads = torch.get_num_threads()
     try:
-        sharedds.loader.worker._limit_threads()
+        sharedds.workers.starting._limit_threads()
     finally:
         torch.set_num_threads(threads)
     assert calls == [0]
@@ -237,7 +237,7 @@ def python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 def environment() -> dict[str, str]:
     """The environment of a script that uses the package."""
-    root = Path(sharedds.loader.worker.__file__).parents[2]
+    root = Path(sharedds.workers.starting.__file__).parents[2]
     return os.environ | {"PYTHONPATH": str(root)}
 
 

@@ -33,6 +33,7 @@ FLOORS: dict[int, tuple[Room, ...]] = {
     0: (
         Room("errors"),
         Room("memory"),
+        Room("host", ("cpus", "starting")),
         Room("progress"),
         Room("text"),
         Room("handles", ("storage", "process", "mapped", "shared", "environment")),
@@ -117,28 +118,29 @@ FLOORS: dict[int, tuple[Room, ...]] = {
                 "export",
             ),
         ),
+        Room("generators", ("torch_draws", "thread_random", "seeding", "held")),
         Room(
-            "loader",
+            "workers",
             (
                 "preload",
-                "plan",
-                "cpus",
                 "transport",
                 "postmortem",
                 "queues",
                 "delivery",
                 "stacks",
                 "watch",
+                "starting",
+            ),
+        ),
+        Room(
+            "loader",
+            (
+                "plan",
                 "failures",
                 "ledger",
-                "torch_draws",
-                "thread_random",
-                "seeding",
-                "generators",
                 "samples",
                 "thread_copies",
                 "threads",
-                "worker",
                 "processes",
                 "stream",
                 "sampled",
@@ -162,7 +164,7 @@ STRANGERS = {frozenset({"ingest", "loader"}), frozenset({"ingest", "datasets"})}
 LAZY_ROOMS = {"", "cli"}
 
 # The rooms that know torch. Packing and reading a store never load it.
-TORCH_ROOMS = {"datasets", "loader", "testing"}
+TORCH_ROOMS = {"datasets", "generators", "workers", "loader", "testing"}
 
 # What only the room ``handles`` knows about, and the rooms with a reason to be excepted.
 PROCESS_NAMES = {"register_at_fork", "__getstate__", "getpid"}

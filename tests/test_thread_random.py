@@ -21,7 +21,7 @@ import torch
 from global_draws import OF_NUMPY, OF_RANDOM, OF_TORCH, bits
 
 from sharedds.errors import OptionError
-from sharedds.loader.thread_random import (
+from sharedds.generators.thread_random import (
     DISPATCHING,
     GlobalsWatch,
     ThreadGenerators,
@@ -283,7 +283,7 @@ def test_a_shape_without_numbers_may_be_drawn() -> None:
 
 def test_a_draw_on_another_device_is_refused() -> None:
     """The generator of an accelerator belongs to training."""
-    from sharedds.loader.torch_draws import OwnDraws
+    from sharedds.generators.torch_draws import OwnDraws
 
     mode = OwnDraws(torch.Generator())
     rule = torch.ops.aten.rand.default

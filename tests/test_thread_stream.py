@@ -15,8 +15,8 @@ import torch
 from thread_loading import Samples, load, no_thread_left
 
 from sharedds.errors import OptionError
+from sharedds.generators.thread_random import DISPATCHING
 from sharedds.loader import build_loader
-from sharedds.loader.thread_random import DISPATCHING
 
 __all__ = ["no_thread_left"]  # used by every test here
 
@@ -140,7 +140,7 @@ def test_seeding_off_leaves_the_global_generators_to_all() -> None:
     """Then nothing is redirected."""
     loader = load(lambda _: random.random is DISPATCHING.random.random, seed_globals="off")
     assert not any(bool(flag) for batch in loader for flag in batch)
-    assert "sharedds.loader.thread_random" in sys.modules
+    assert "sharedds.generators.thread_random" in sys.modules
 
 
 @pytest.mark.parametrize("policy", ["skip", "replace"])

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody knows it by
 from global_draws import bits
 
-from sharedds.loader.torch_draws import OwnDraws
+from sharedds.generators.torch_draws import OwnDraws
 
 OPERATIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     "affine_grid": lambda x: F.affine_grid(torch.eye(2, 3)[None], [1, 3, 4, 4], False),
@@ -94,7 +94,7 @@ def test_a_graph_of_gradients_is_as_always() -> None:
 
 def test_an_operation_is_taken_apart_only_if_torch_can() -> None:
     """Of all operations: asking for parts of one that has none would end the process."""
-    from sharedds.loader import torch_draws
+    from sharedds.generators import torch_draws
 
     composite = "CompositeImplicitAutograd"
     checked = 0
@@ -116,6 +116,6 @@ def test_an_operation_is_taken_apart_only_if_torch_can() -> None:
 @pytest.mark.parametrize("tagged", ["_fused_dropout", "native_dropout", "rrelu_with_noise"])
 def test_every_tagged_operation_has_a_rule(tagged: str) -> None:
     """None of them runs as it is."""
-    from sharedds.loader import torch_draws
+    from sharedds.generators import torch_draws
 
     assert torch_draws._rule(getattr(torch.ops.aten, tagged).default) is not None

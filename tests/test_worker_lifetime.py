@@ -22,10 +22,10 @@ import pytest
 from processes import METHODS
 from torch.utils.data import DataLoader
 
-import sharedds.loader.worker
+import sharedds.workers.starting
 from sharedds.errors import WorkerDiedError
 from sharedds.loader import build_loader
-from sharedds.loader.queues import AnsweringQueue
+from sharedds.workers.queues import AnsweringQueue
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
@@ -67,7 +67,8 @@ def killed(tmp_path: Path) -> Iterator[Callable[[str], list[psutil.Process]]]:
         command = [sys.executable, str(script), method]
         with subprocess.Popen(
             command,
-            env=os.environ | {"PYTHONPATH": str(Path(sharedds.loader.worker.__file__).parents[2])},
+            env=os.environ
+            | {"PYTHONPATH": str(Path(sharedds.workers.starting.__file__).parents[2])},
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -265,7 +266,9 @@ def test_an_uncaught_death_is_an_exit_status(tmp_path: Path) -> None:
         "    def __getitem__(self, index): os.kill(os.getpid(), 9)\n"
         "list(build_loader(Bad(range(9)), num_workers=2))\n"
     )
-    environment = os.environ | {"PYTHONPATH": str(Path(sharedds.loader.worker.__file__).parents[2])}
+    environment = os.environ | {
+        "PYTHONPATH": str(Path(sharedds.workers.starting.__file__).parents[2])
+    }
     done = subprocess.run(
         [sys.executable, script], env=environment, capture_output=True, text=True, timeout=60
     )

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from torch.utils.data import Dataset
 
+from sharedds.generators.thread_random import DISPATCHING
 from sharedds.loader import build_loader
-from sharedds.loader.thread_random import DISPATCHING
 
 __all__ = ["Samples", "load", "no_thread_left", "running", "wait_until"]
 

@@ -17,21 +17,21 @@ import xxhash
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Sampler, Subset
 
 from sharedds.errors import OptionError, SchemaError
-from sharedds.loader.cpus import usable_cpus
+from sharedds.generators.seeding import GlobalSeeding
+from sharedds.host.cpus import usable_cpus
 from sharedds.loader.failures import ErrorPolicy
 from sharedds.loader.ledger import FailureLedger
 from sharedds.loader.plan import LoaderFacts, LoaderRequest, RankFacts, make_plan
 from sharedds.loader.planned import OrderSampler, PlannedLoader
 from sharedds.loader.sampled import SampledBatches
-from sharedds.loader.seeding import GlobalSeeding
 from sharedds.loader.stream import (
     OrderedBatches,
     Position,
     SampleStream,
 )
-from sharedds.loader.worker import available_start_methods, start_context
 from sharedds.order import Sampling, Sequential, Shuffled
 from sharedds.order.keys import checked_seed
+from sharedds.workers.starting import available_start_methods, start_context
 
 __all__ = ["build_loader"]
 

@@ -21,9 +21,9 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from sharedds.errors import OptionError, SampleError, WorkerError
 from sharedds.handles import absolute_path
-from sharedds.loader.delivery import deliverable
-from sharedds.loader.postmortem import machine_memory, megabytes
 from sharedds.order import SampleKey
+from sharedds.workers.delivery import deliverable
+from sharedds.workers.postmortem import machine_memory, megabytes
 
 if sys.platform != "win32":
     import resource
@@ -352,7 +352,7 @@ def collate_with_failures(collate_fn: Callable[[Any], Any]) -> Callable[[Any], A
 
     The function returned takes a list of samples, or one sample, in which ``ErrorPolicy.failed``
     has left its records. It returns the batch, or a :class:`Delivery`, or, in a worker, an
-    :class:`~sharedds.loader.delivery.InlineBatch`. It can be pickled if ``collate_fn`` can.
+    :class:`~sharedds.workers.delivery.InlineBatch`. It can be pickled if ``collate_fn`` can.
     """
     return _Collate(collate_fn)
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, fields
 from typing import Any, SupportsIndex
 
 from sharedds.errors import OptionError
+from sharedds.host.starting import FORK_AFTER_CUDA
 
 __all__ = [
     "ENGINES",
-    "FORK_AFTER_CUDA",
     "LoaderFacts",
     "LoaderPlan",
     "LoaderRequest",
@@ -25,11 +25,6 @@ __all__ = [
 ]
 
 ENGINES = ("process", "thread")
-
-FORK_AFTER_CUDA = (
-    "start_method='fork': CUDA is already in use in this process, and a forked worker would "
-    "inherit a broken copy of it; leave start_method out, or pass 'forkserver' or 'spawn'"
-)
 
 _PREFETCH = 2
 _MOST_WORKERS = 8

@@ -12,12 +12,12 @@ from torch.utils.data import DataLoader, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
 from sharedds.errors import OptionError, StateError, WorkerError
+from sharedds.generators.seeding import GlobalSeeding
 from sharedds.loader.failures import FailedSample, collate_with_failures
 from sharedds.loader.ledger import FailureLedger
 from sharedds.loader.plan import LoaderPlan
 from sharedds.loader.processes import ProcessIterator
 from sharedds.loader.samples import SampleReader, WorkerStart
-from sharedds.loader.seeding import GlobalSeeding
 from sharedds.loader.stream import EpochPass, OrderedBatches, Position, SampleStream
 from sharedds.loader.threads import ThreadIterator
 from sharedds.order import LoaderState, SampleKey

@@ -28,21 +28,21 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from sharedds.errors import LoaderStalledError, WorkerDiedError, WorkerError
 from sharedds.handles import MadeHere
-from sharedds.loader.delivery import (
+from sharedds.loader.failures import Delivery, name_of
+from sharedds.workers.delivery import (
     DescriptorKeeper,
     InlineBatch,
     open_files_limit,
     raise_open_files_limit,
 )
-from sharedds.loader.failures import Delivery, name_of
-from sharedds.loader.postmortem import (
+from sharedds.workers.postmortem import (
     SHARED_MEMORY,
     cause_and_advice,
     exit_text,
     shared_memory_room,
 )
-from sharedds.loader.stacks import stacks_of
-from sharedds.loader.watch import WorkerWatch
+from sharedds.workers.stacks import stacks_of
+from sharedds.workers.watch import WorkerWatch
 
 __all__ = ["ProcessIterator"]
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from sharedds.errors import OptionError, SchemaError
-from sharedds.loader.generators import HeldGenerators
-from sharedds.loader.seeding import GlobalSeeding, kept_globals
+from sharedds.generators.held import HeldGenerators
+from sharedds.generators.seeding import GlobalSeeding, kept_globals
 from sharedds.loader.stream import Position
 from sharedds.order import Batch, SampleKey
 

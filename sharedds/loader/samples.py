@@ -16,9 +16,9 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, get_worker_info
 
 from sharedds.errors import SampleError, SchemaError
+from sharedds.generators.held import HeldGenerators
+from sharedds.generators.seeding import GlobalSeeding, kept_globals
 from sharedds.loader.failures import ErrorPolicy, has_failures
-from sharedds.loader.generators import HeldGenerators
-from sharedds.loader.seeding import GlobalSeeding, kept_globals
 from sharedds.order import Batch, SampleKey, keys_in_turn, using_key, using_keys
 
 __all__ = ["SampleReader", "WorkerStart"]

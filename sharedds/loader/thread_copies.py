@@ -8,7 +8,7 @@ from typing import Any
 import cloudpickle
 
 from sharedds.errors import OptionError
-from sharedds.loader.generators import HeldGenerators
+from sharedds.generators.held import HeldGenerators
 from sharedds.loader.samples import SampleReader
 
 __all__ = ["for_each_thread"]

@@ -1,8 +1,9 @@
 """Batches made by threads of the process that trains: one copy of everything, nothing is sent.
 
 Each thread makes whole batches, which come out in order. A sample is what a worker process would
-have made, also where transforms draw from global generators (:mod:`sharedds.loader.thread_random`)
-or from generators of their own, of which each thread then gets a copy with the dataset.
+have made, also where transforms draw from global generators
+(:mod:`sharedds.generators.thread_random`) or from generators of their own, of which each thread
+then gets a copy with the dataset.
 
 ``torch.utils.data.get_worker_info()`` is None in a loader thread, as it is in the trainer: whoever
 asks does it to share memory between processes, or to tell processes apart, and here is only one.
@@ -29,14 +30,14 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from sharedds.errors import LoaderStalledError, WorkerError
-from sharedds.loader.thread_copies import for_each_thread
-from sharedds.loader.thread_random import (
+from sharedds.generators.thread_random import (
     GlobalsWatch,
     ThreadGenerators,
     drawing_from,
     redirect_globals,
     restore_globals,
 )
+from sharedds.loader.thread_copies import for_each_thread
 
 __all__ = ["ThreadIterator"]
 

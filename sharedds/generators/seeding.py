@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from sharedds.errors import OptionError
-from sharedds.loader.thread_random import global_torch_generator
+from sharedds.generators.thread_random import global_torch_generator
 from sharedds.order import SampleKey
 
 __all__ = ["SEEDING_MODES", "GlobalSeeding", "SeedingMode", "kept_globals"]

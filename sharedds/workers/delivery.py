@@ -24,7 +24,7 @@ import torch
 from torch.multiprocessing import get_sharing_strategy
 from torch.multiprocessing.reductions import reduce_tensor
 
-from sharedds.loader.postmortem import (
+from sharedds.workers.postmortem import (
     SHARED_MEMORY,
     SharedMemoryRoom,
     megabytes,

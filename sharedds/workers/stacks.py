@@ -17,7 +17,7 @@ from typing import Any
 
 from torch.utils.data._utils import signal_handling
 
-from sharedds.loader.postmortem import is_signal_caught
+from sharedds.workers.postmortem import is_signal_caught
 
 __all__ = ["answer_on", "open_line", "stacks_of"]
 

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sharedds.loader.torch_draws import OwnDraws
+from sharedds.generators.torch_draws import OwnDraws
 
 __all__ = [
     "DISPATCHING",

@@ -17,7 +17,7 @@ from typing import Any
 from torch._utils import ExceptionWrapper
 
 from sharedds.errors import WorkerError
-from sharedds.loader.transport import explain
+from sharedds.workers.transport import explain
 
 __all__ = ["AnsweringQueue"]
 

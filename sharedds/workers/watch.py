@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sharedds.loader.postmortem import (
+from sharedds.memory import parse_smaps_rollup
+from sharedds.workers.postmortem import (
     ROOT,
     SHARED_MEMORY,
     count_oom_kills,
@@ -17,7 +18,6 @@ from sharedds.loader.postmortem import (
     shared_memory_room,
     system_text,
 )
-from sharedds.memory import parse_smaps_rollup
 
 __all__ = ["WorkerMemory", "WorkerWatch", "mapped_files", "worker_memory"]
 

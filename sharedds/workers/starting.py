@@ -3,7 +3,7 @@
 torch asks a multiprocessing context for queues, events and processes. The contexts here are those
 of the standard library with five differences:
 
-* what a worker needs is sent by value (:mod:`sharedds.loader.transport`), and the worker neither
+* what a worker needs is sent by value (:mod:`sharedds.workers.transport`), and the worker neither
   imports nor runs the user's main module;
 * under forkserver the heavy libraries are imported once, by the server, before the first worker;
 * a worker limits its threads, and ends when the process that uses the loader has ended, however;
@@ -31,16 +31,16 @@ from typing import Any
 import torch
 
 from sharedds.errors import OptionError
-from sharedds.loader.delivery import guard_shared_memory
-from sharedds.loader.plan import FORK_AFTER_CUDA
-from sharedds.loader.queues import AnsweringQueue
-from sharedds.loader.stacks import answer_on, open_line
-from sharedds.loader.transport import ReceivedCall, SealedCall
+from sharedds.host.starting import FORK_AFTER_CUDA
+from sharedds.workers.delivery import guard_shared_memory
+from sharedds.workers.queues import AnsweringQueue
+from sharedds.workers.stacks import answer_on, open_line
+from sharedds.workers.transport import ReceivedCall, SealedCall
 
 __all__ = ["available_start_methods", "start_context"]
 
 #: What the fork server imports first; it ignores what it cannot import.
-_PRELOAD = ("torch", "numpy", "sharedds.loader.preload")
+_PRELOAD = ("torch", "numpy", "sharedds.workers.preload")
 
 #: Read by these libraries when they are first loaded; a value set by the user stays.
 _THREAD_VARIABLES = (

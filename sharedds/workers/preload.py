@@ -21,6 +21,7 @@ LIBRARIES = (
     "sharedds.datasets.images",
     "sharedds.datasets.lazy",
     "sharedds.datasets.memmap",
+    "sharedds.loader",
 )
 
 for _name in LIBRARIES:
