@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sharedds import errors, testing
     from sharedds.datasets import ConcatDataset, ImageDataset, LazyDataset, MemmapDataset, concat
+    from sharedds.diagnose.bench import bench
+    from sharedds.diagnose.doctor import doctor
+    from sharedds.diagnose.stalls import StallMeter
+    from sharedds.diagnose.tune import tune
     from sharedds.handles import per_process
+    from sharedds.host.machine import Machine, machine
     from sharedds.ingest import export, pack
     from sharedds.loader import OptimizedDataLoader, build_loader
     from sharedds.order import BalancedSampling, WeightedSampling
@@ -27,22 +32,28 @@ __all__ = [
     "Field",
     "ImageDataset",
     "LazyDataset",
+    "Machine",
     "MemmapDataset",
     "OptimizedDataLoader",
     "PackedStrings",
     "RaggedArray",
+    "StallMeter",
     "Store",
     "StoreWriter",
     "WeightedSampling",
     "__version__",
+    "bench",
     "build_loader",
     "concat",
+    "doctor",
     "errors",
     "export",
     "info",
+    "machine",
     "pack",
     "per_process",
     "testing",
+    "tune",
     "verify",
 ]
 
@@ -53,19 +64,25 @@ _HOMES = {
     "Field": "sharedds.store",
     "ImageDataset": "sharedds.datasets",
     "LazyDataset": "sharedds.datasets",
+    "Machine": "sharedds.host.machine",
     "MemmapDataset": "sharedds.datasets",
     "OptimizedDataLoader": "sharedds.loader",
     "PackedStrings": "sharedds.packed",
     "RaggedArray": "sharedds.packed",
+    "StallMeter": "sharedds.diagnose.stalls",
     "Store": "sharedds.store",
     "StoreWriter": "sharedds.store",
     "WeightedSampling": "sharedds.order",
+    "bench": "sharedds.diagnose.bench",
     "build_loader": "sharedds.loader",
     "concat": "sharedds.datasets",
+    "doctor": "sharedds.diagnose.doctor",
     "export": "sharedds.ingest",
     "info": "sharedds.store",
+    "machine": "sharedds.host.machine",
     "pack": "sharedds.ingest",
     "per_process": "sharedds.handles",
+    "tune": "sharedds.diagnose.tune",
     "verify": "sharedds.store",
 }
 

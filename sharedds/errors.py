@@ -23,6 +23,7 @@ Each class is also the built-in that fits it, so ordinary ``except`` clauses wor
     ├── ClassMismatchError     ValueError         class names that do not agree
     ├── SampleError            RuntimeError       one sample could not be loaded; names it
     ├── StateError             ValueError         a loader state that does not fit, or is too late
+    ├── MemoryBudgetError      MemoryError        the loader holds more than max_memory, all in all
     └── WorkerError            RuntimeError       loading failed in a worker process
         ├── WorkerDiedError                       a worker ended without a word: signal or exit code
         └── LoaderStalledError TimeoutError       no batch came within the time limit
@@ -39,6 +40,7 @@ __all__ = [
     "ImageTooLargeError",
     "IncompleteStoreError",
     "LoaderStalledError",
+    "MemoryBudgetError",
     "MissingExtraError",
     "OptionError",
     "SampleError",
@@ -175,6 +177,10 @@ class SampleError(SharedDSError, RuntimeError):
 
 class StateError(SharedDSError, ValueError):
     """A loader state that does not fit this loader, or comes too late."""
+
+
+class MemoryBudgetError(SharedDSError, MemoryError):
+    """The trainer and its loader hold more than ``max_memory``; the text says who holds what."""
 
 
 class WorkerError(SharedDSError, RuntimeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -9,14 +10,26 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 import pytest
 
-__all__ = ["METHODS", "descriptors", "forked", "in_process", "mounted", "python", "started"]
+__all__ = [
+    "METHODS",
+    "descriptors",
+    "forked",
+    "in_process",
+    "left_in_shared_memory",
+    "mounted",
+    "python",
+    "shared_memory_names",
+    "started",
+]
 
 T = TypeVar("T")
 
@@ -32,6 +45,33 @@ def in_process(method: str, function: Callable[..., T], *arguments: object) -> T
     context = multiprocessing.get_context(method)
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(function, *arguments).result(timeout=60)
+
+
+def shared_memory_names() -> set[str]:
+    """Names in /dev/shm, where torch and multiprocessing keep what they share."""
+    folder = Path("/dev/shm")
+    return {entry.name for entry in folder.iterdir()} if folder.exists() else set()
+
+
+def left_in_shared_memory(before: set[str], seconds: float = 5) -> set[str]:
+    """Names that are new in /dev/shm and stay, though no other program that lives has them."""
+    end = time.monotonic() + seconds
+    left = shared_memory_names() - before
+    while left and time.monotonic() < end:
+        time.sleep(0.05)
+        left &= shared_memory_names()
+    return left - _mapped_elsewhere() if left else left
+
+
+def _mapped_elsewhere() -> set[str]:
+    """Names in /dev/shm that processes have mapped which are neither this one nor below it."""
+    own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+    names = set()
+    for pid in set(psutil.pids()) - own:
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
+            names |= {line.rpartition("/dev/shm/")[2] for line in lines if "/dev/shm/" in line}
+    return names
 
 
 def python(code: str, *arguments: str | Path, ok: bool = True) -> subprocess.CompletedProcess[str]:

@@ -35,6 +35,7 @@ PARENTS: dict[str, tuple[str, type[BaseException]]] = {
     "ClassMismatchError": ("SharedDSError", ValueError),
     "SampleError": ("SharedDSError", RuntimeError),
     "StateError": ("SharedDSError", ValueError),
+    "MemoryBudgetError": ("SharedDSError", MemoryError),
     "WorkerError": ("SharedDSError", RuntimeError),
     "WorkerDiedError": ("WorkerError", RuntimeError),
     "LoaderStalledError": ("WorkerError", TimeoutError),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import resource
 import warnings
 from pathlib import Path
@@ -234,9 +235,12 @@ def test_a_sample_elsewhere_is_one_that_failed(workers: int) -> None:
 
 
 def test_nothing_good_to_replace_with_is_an_error() -> None:
-    """It does not search for ever."""
-    with pytest.raises(SampleError, match="all 10 samples tried in its place failed too"):
+    """It does not search for ever, and tells of each sample that it tried what was wrong."""
+    with pytest.raises(SampleError, match="all 10 samples tried in its place failed too") as raised:
         list(loader(Spotted(set(range(40))), 0, on_error="replace"))
+    text = str(raised.value)
+    assert len(re.findall(r"\n  sample \d+.*: \w+: ", text)) == 10
+    assert text.count("\ntried in its place, sample") >= 1
 
 
 def test_a_first_and_a_last_warning_tell_what_was_left_out() -> None:

@@ -125,7 +125,7 @@ class Node:
         (Subset(Holder(), range(3)), "d.dataset.rng"),
         (torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Identity(torch.Generator())), ""),
     ],
-    ids=str,
+    ids=lambda part: part if isinstance(part, str) else type(part).__name__,
 )
 def test_generators_are_found_wherever_they_are(root: Any, path: str) -> None:
     """And a reseed brings them to the same state again, another key to another one."""

@@ -138,11 +138,11 @@ def test_spawned_workers_stay_for_the_next_epoch() -> None:
 def test_a_printed_plan_shows_every_choice_with_its_reason() -> None:
     """One line for each choice, within one screen."""
     made = plan(cpus=2)
-    lines = str(made).splitlines()
+    lines = made.text(100).splitlines()
     assert lines[2] == "  num_workers         2           2 CPUs for this process"
-    assert lines[9] == "  rank                0 of 1      one process trains alone"
-    assert len(lines) == 11
-    assert all(reason in str(made) for _, reason in made.reasons)
+    assert lines[10] == "  rank                0 of 1      one process trains alone"
+    assert len(lines) == 13
+    assert all(reason in made.text(100) for _, reason in made.reasons)
     assert max(map(len, lines)) <= 100
 
 

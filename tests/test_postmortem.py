@@ -9,16 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sharedds.workers.postmortem import (
-    MachineMemory,
-    SharedMemoryRoom,
-    cause_and_advice,
-    count_oom_kills,
-    exit_text,
-    is_signal_caught,
-    machine_memory,
-    shared_memory_room,
-)
+from sharedds.host.shared import SharedMemoryRoom
+from sharedds.workers.postmortem import cause_and_advice, exit_text, is_signal_caught
 from sharedds.workers.watch import WorkerWatch, mapped_files, worker_memory
 
 GIB = 1 << 30
@@ -46,55 +38,6 @@ V2 = MEMINFO | {
     "sys/fs/cgroup/job/step/memory.current": f"{5 * GIB}\n",
     "sys/fs/cgroup/job/step/memory.events": "oom_kill 1\n",
 }
-
-V1 = MEMINFO | {
-    "proc/self/cgroup": "9:cpu:/x\n4:memory:/docker/abc\n0::/\n",
-    # In a container the path of the host is not there; its own group is the top.
-    "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{4 * GIB}\n",
-    "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{1 * GIB}\n",
-    "sys/fs/cgroup/memory/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n",
-}
-
-NOTHING: dict[str, str] = {}
-
-
-@pytest.mark.parametrize(
-    ("files", "expected", "kills"),
-    [
-        (V2, MachineMemory(available=2 * GIB, limit=8 * GIB), 2),
-        (V1, MachineMemory(available=3 * GIB, limit=4 * GIB), 7),
-        (MEMINFO, MachineMemory(available=16 * GIB), None),
-        (
-            MEMINFO | {"proc/vmstat": "nr_free 3\noom_kill 5\n"},
-            MachineMemory(available=16 * GIB),
-            5,
-        ),
-        (NOTHING, MachineMemory(), None),
-    ],
-    ids=["v2", "v1", "no groups", "count of the machine", "nothing"],
-)
-def test_limits_are_found_on_the_way_up(
-    tmp_path: Path, files: dict[str, str], expected: MachineMemory, kills: int | None
-) -> None:
-    """The smallest limit of all groups counts; no information is a normal answer."""
-    root = tree(tmp_path, files)
-    assert machine_memory(root) == expected
-    assert count_oom_kills(root) == kills
-
-
-def test_no_limit_in_version_1_is_a_huge_number(tmp_path: Path) -> None:
-    """9223372036854771712 bytes are no limit."""
-    name = "sys/fs/cgroup/memory/memory.limit_in_bytes"
-    root = tree(tmp_path, V1 | {name: "9223372036854771712\n"})
-    assert machine_memory(root).limit is None
-
-
-def test_shared_memory_without_a_place_is_unknown(tmp_path: Path) -> None:
-    """Systems without /dev/shm have no room to tell."""
-    assert shared_memory_room(str(tmp_path / "none")) is None
-    room = shared_memory_room(str(tmp_path))
-    assert room is not None
-    assert 0 < room.free <= room.total
 
 
 @pytest.mark.parametrize(

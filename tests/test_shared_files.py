@@ -16,7 +16,15 @@ from typing import Any
 
 import lmdb
 import pytest
-from processes import METHODS, descriptors, in_process, python, started
+from processes import (
+    METHODS,
+    descriptors,
+    in_process,
+    left_in_shared_memory,
+    python,
+    shared_memory_names,
+    started,
+)
 
 from sharedds.errors import (
     SourceError,
@@ -70,18 +78,19 @@ def test_a_shared_file_leaves_with_its_last_user() -> None:
     assert descriptors() == before
 
 
-def test_a_shared_file_has_no_name() -> None:
+def test_a_shared_file_has_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing appears in the temporary folder or in /dev/shm."""
-    places = [tempfile.gettempdir(), "/dev/shm"]
-    before = [set(os.listdir(place)) for place in places]
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = shared_memory_names()
     file = shared(b"abc")
-    assert [set(os.listdir(place)) for place in places] == before
+    assert os.listdir(tmp_path) == []
+    assert not left_in_shared_memory(before)
     assert file.size == 3
 
 
 def test_a_killed_creator_leaves_nothing(tmp_path: Path) -> None:
     """A kill -9 in the middle of building, and after it, leaves no file; a named one would stay."""
-    before = set(os.listdir("/dev/shm"))
+    before = shared_memory_names()
     process = started(
         """
         import os, sys, tempfile
@@ -101,7 +110,7 @@ def test_a_killed_creator_leaves_nothing(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         process.communicate()
     assert [name[:6] for name in os.listdir(tmp_path)] == ["naive-"]
-    assert set(os.listdir("/dev/shm")) == before
+    assert not left_in_shared_memory(before)
 
 
 def test_a_creator_that_is_gone_is_a_clear_error() -> None:

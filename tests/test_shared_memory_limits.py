@@ -14,9 +14,9 @@ import torch
 from processes import mounted, python
 
 import sharedds.workers.delivery
+from sharedds.host.shared import SharedMemoryRoom
 from sharedds.loader import build_loader
 from sharedds.workers.delivery import DescriptorKeeper, deliverable, tensors_of
-from sharedds.workers.postmortem import SharedMemoryRoom
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 

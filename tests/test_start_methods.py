@@ -8,7 +8,6 @@ import pickle
 import subprocess
 import sys
 import threading
-import time
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import numcodecs.blosc
 import pytest
 import torch
+from processes import METHODS, left_in_shared_memory, shared_memory_names
 from torch.utils.data import Dataset
 
 import sharedds.workers.starting
@@ -25,19 +25,8 @@ from sharedds.errors import DecodeError, OptionError, SampleError, SharedDSError
 from sharedds.handles import per_process
 from sharedds.loader import build_loader
 
-METHODS = [
-    pytest.param("fork", marks=pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")),
-    "forkserver",
-    "spawn",
-]
 #: Without spawn, whose workers take seconds to start: for what does not depend on it.
 FAST_METHODS = METHODS[:2]
-
-
-def shm() -> set[str]:
-    """Names in /dev/shm, where torch and multiprocessing keep what they share."""
-    folder = Path("/dev/shm")
-    return {entry.name for entry in folder.iterdir()} if folder.exists() else set()
 
 
 class Facts(LazyDataset[dict[str, Any]]):
@@ -80,7 +69,7 @@ def run(request: pytest.FixtureRequest) -> tuple[str, list[list[dict[str, Any]]]
     """One run of two workers for each start method: its batches, and what it left in /dev/shm."""
     dataset = Facts(str(i) for i in range(24))
     assert dataset[0]["opened_by"] == os.getpid()  # the parent has used its handle
-    before = shm()
+    before = shared_memory_names()
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -99,11 +88,7 @@ def run(request: pytest.FixtureRequest) -> tuple[str, list[list[dict[str, Any]]]
     finally:
         torch.set_num_threads(threads)
     del loader
-    for _ in range(30):  # other programs come and go there
-        if shm() <= before:
-            break
-        time.sleep(0.1)
-    return request.param, batches, shm() - before
+    return request.param, batches, left_in_shared_memory(before)
 
 
 Run = tuple[str, list[list[dict[str, Any]]], set[str]]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from processes import METHODS
+from processes import METHODS, left_in_shared_memory, shared_memory_names
 from torch.utils.data import DataLoader
 
 import sharedds.workers.starting
@@ -28,12 +28,6 @@ from sharedds.loader import build_loader
 from sharedds.workers.queues import AnsweringQueue
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-
-
-def shm() -> set[str]:
-    """Names in /dev/shm, where torch and multiprocessing keep what they share."""
-    folder = Path("/dev/shm")
-    return {entry.name for entry in folder.iterdir()} if folder.exists() else set()
 
 
 TRAINER = """
@@ -119,11 +113,11 @@ def test_workers_end_when_the_trainer_is_killed(
     method: str, killed: Callable[[str], list[psutil.Process]]
 ) -> None:
     """After kill -9 no worker lives on for 5 s, and nothing stays in /dev/shm."""
-    before = shm()
+    before = shared_memory_names()
     workers = killed(method)
     assert len(workers) == 2
     assert wait_until(lambda: not any(map(is_alive, workers)), 5)
-    assert wait_until(lambda: shm() <= before, 5)
+    assert not left_in_shared_memory(before)
 
 
 def test_a_loader_whose_loop_was_broken_off_leaves_no_worker() -> None:
@@ -171,14 +165,15 @@ def deadly(action: Callable[[], object], method: str = "fork") -> Any:
 
 def last_words(action: Callable[[], object], method: str = "fork") -> str:
     """The error for a worker that dies; all else has ended then, and nothing is left."""
-    before = shm()
+    before = shared_memory_names()
     begin = time.monotonic()
     with pytest.raises(WorkerDiedError) as caught:
         list(deadly(action, method))
     assert time.monotonic() - begin < 15
     assert multiprocessing.active_children() == []
-    left = {name for name in shm() - before if name.startswith("torch_")}
-    assert not left
+    # The error, held here, holds the loader and with it the semaphores of its queues.
+    left = left_in_shared_memory(before)
+    assert not {name for name in left if name.startswith("torch_")}
     return str(caught.value)
 
 

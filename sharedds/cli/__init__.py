@@ -53,6 +53,22 @@ VERBS = {
         "sharedds.cli.pack:export",
         "Write STORE back to FOLDER: the stored bytes of each image under its name.",
     ),
+    "bench": Verb(
+        "sharedds.cli.measure:bench",
+        "Measure the loader of TARGET alone, and tell what bounds it.",
+    ),
+    "tune": Verb(
+        "sharedds.cli.measure:tune",
+        'Find the fastest plan for TARGET here, and keep it for build_loader(plan="tuned").',
+    ),
+    "doctor": Verb(
+        "sharedds.cli.diagnose:doctor",
+        "Find what in TARGET costs workers memory or breaks in them.",
+    ),
+    "machine": Verb(
+        "sharedds.cli.machine:machine",
+        "Show what a process may use here, and what decided it.",
+    ),
 }
 
 
@@ -102,7 +118,8 @@ def main(args: Sequence[str] | None = None) -> int:
             complain(line)
         return error.exit_code
     except SharedDSError as error:
-        complain(f"Error: {error}")
+        for line in f"Error: {error}".splitlines():
+            complain(line)
         return MISUSED if isinstance(error, OptionError) else FAILED
     except OSError as error:
         if error.errno != errno.ENOSPC or error.filename is not None:

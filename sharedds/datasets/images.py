@@ -116,6 +116,11 @@ class ImageDataset(IndexedDataset[Any]):
     def _content(self) -> str:
         return self._source.digest()
 
+    @property
+    def storage_path(self) -> str:
+        """Where the images are: a store or a folder; a loader looks what kind of storage it is."""
+        return self._source.path
+
     @per_process
     def classes(self) -> tuple[str, ...] | None:
         """Class names by number; None without classes."""

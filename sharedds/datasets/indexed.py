@@ -103,6 +103,9 @@ class IndexedDataset(Dataset[T], Generic[T]):
 
     def _position(self, index: SupportsIndex) -> int:
         """Return the number of a sample among all, apart from subsets."""
+        count = len(self)
+        if type(index) is int and 0 <= index < count and self._rows is None:
+            return index
         try:
             number = operator.index(index)
         except TypeError:
@@ -110,7 +113,6 @@ class IndexedDataset(Dataset[T], Generic[T]):
             raise SchemaError(
                 f"an index must be a whole number, not {kind}; subset() takes several at once"
             ) from None
-        count = len(self)
         position = number + count if number < 0 else number
         if not 0 <= position < count:
             name = type(self).__name__

@@ -16,7 +16,14 @@ import numpy as np
 import torch
 
 from sharedds.errors import SchemaError
-from sharedds.order import SampleKey, current_generator, current_key, current_keys, using_key
+from sharedds.order import (
+    SampleKey,
+    current_generator,
+    current_key,
+    current_keys,
+    current_turn,
+    using_key,
+)
 
 __all__ = [
     "batch_generators",
@@ -40,11 +47,11 @@ _hand = _Hand()
 class _Scope:
     """A sample or a batch that is being made; nests, and restores on exit."""
 
-    __slots__ = ("_outer", "key")
+    __slots__ = ("_outer", "turn")
 
     def __enter__(self) -> None:
         self._outer = _hand.scope
-        self.key = current_key()
+        self.turn = current_turn()
         _hand.scope = self
 
     def __exit__(
@@ -75,16 +82,18 @@ class making_sample(_Scope):  # noqa: N801 - used as a function, like contextlib
     __slots__ = ("_made",)
 
     def __enter__(self) -> None:
-        super().__enter__()
+        self._outer = _hand.scope
+        self.turn = current_turn()
+        _hand.scope = self
         self._made: np.random.Generator | None = None
 
     def generator(self) -> np.random.Generator:
         """Return the generator of the sample."""
         if self._made is None:
             outer = self._outer
-            if self.key is not None:
+            if self.turn is not None:
                 self._made = current_generator() or _seeded_by_torch()
-            elif isinstance(outer, making_sample) and outer.key is None:
+            elif isinstance(outer, making_sample) and outer.turn is None:
                 self._made = outer.generator()
             else:
                 self._made = _seeded_by_torch()
@@ -129,7 +138,7 @@ def _seeded_by_torch() -> np.random.Generator:
 def _innermost() -> _Scope | None:
     """Return what is being made, unless a key was taken in hand since for something else."""
     scope = _hand.scope
-    return scope if scope is not None and scope.key is current_key() else None
+    return scope if scope is not None and scope.turn == current_turn() else None
 
 
 def sample_generator() -> np.random.Generator:

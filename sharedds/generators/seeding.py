@@ -7,11 +7,12 @@ give the same sample whichever worker makes it, in whatever order, in this run o
 from __future__ import annotations
 
 import random
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
 from sharedds.errors import OptionError
+from sharedds.generators.numpy_state import NumPyState
 from sharedds.generators.thread_random import global_torch_generator
 from sharedds.order import SampleKey
 
@@ -65,21 +66,29 @@ class kept_globals:  # noqa: N801 - used as a function, like contextlib.suppress
 
     Without workers, samples are made in the process that trains; dropout must not depend on what
     the transforms drew.
+
+    Attributes:
+        numpy: The state of ``numpy.random``.
+        python: That of ``random``.
+        torch: That of torch's generator.
     """
 
-    __slots__ = ("_numpy", "_python", "_torch")
+    __slots__ = ("_numpy", "numpy", "python", "torch")
+
+    def __init__(self) -> None:
+        self._numpy = NumPyState()
 
     def keep(self) -> None:
         """Remember the state of now."""
-        self._python = random.getstate()
-        self._numpy: Any = np.random.get_state()  # noqa: NPY002
-        self._torch = global_torch_generator().get_state()
+        self.python = random.getstate()
+        self.numpy = self._numpy.take()
+        self.torch = global_torch_generator().get_state()
 
     def restore(self) -> None:
         """Return to the remembered state."""
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)  # noqa: NPY002
-        global_torch_generator().set_state(self._torch)
+        random.setstate(self.python)
+        self._numpy.put(self.numpy)
+        global_torch_generator().set_state(self.torch)
 
     def __enter__(self) -> None:
         self.keep()

@@ -38,6 +38,7 @@ __all__ = [
     "GlobalsWatch",
     "ThreadGenerators",
     "drawing_from",
+    "global_numpy_generator",
     "global_torch_generator",
     "redirect_globals",
     "restore_globals",
@@ -102,6 +103,12 @@ def global_torch_generator() -> torch.Generator:
     """
     own = _thread.own
     return torch.default_generator if own is None else own.torch
+
+
+def global_numpy_generator() -> np.random.RandomState:
+    """Return the generator behind ``numpy.random`` in this thread."""
+    own = _thread.own
+    return np.random.mtrand._rand if own is None else own.numpy
 
 
 # --- modules -------------------------------------------------------------------------------------

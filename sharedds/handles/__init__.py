@@ -3,6 +3,7 @@
 This is the only room that knows about fork, spawn and pickle. It offers:
 
 * :class:`per_process` - an attribute computed once in each process that asks for it;
+* :class:`unsent` - an attribute that stays behind when its object is pickled;
 * :class:`MadeHere` - whether this is still the process that made an object;
 * :class:`ForkGate` - what a fork has to wait for;
 * :func:`map_file` - one read-only mapping for each real file of a process, however it is spelled;
@@ -16,7 +17,7 @@ destructor that runs in the child may act on something that belongs to the paren
 
 from sharedds.handles.environment import open_environment, require_lmdb_path
 from sharedds.handles.mapped import MappedFile, Passing, map_file
-from sharedds.handles.process import ForkGate, MadeHere, per_process
+from sharedds.handles.process import ForkGate, MadeHere, per_process, unsent
 from sharedds.handles.shared import SharedFile, anonymous_file
 from sharedds.handles.storage import absolute_path, free_bytes, storage_errors
 
@@ -34,4 +35,5 @@ __all__ = [
     "per_process",
     "require_lmdb_path",
     "storage_errors",
+    "unsent",
 ]

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar, overload
 
 from sharedds.errors import OptionError
 
-__all__ = ["ForkGate", "MadeHere", "keep_inherited", "per_process"]
+__all__ = ["ForkGate", "MadeHere", "keep_inherited", "per_process", "unsent"]
 
 T = TypeVar("T")
 
@@ -114,7 +114,13 @@ class per_process(Generic[T]):  # noqa: N801 - used as a decorator, like functoo
         if instance is None:
             return self
         slot: _Slot | None = instance.__dict__.get(self.key)
-        if slot is None or not slot.belongs_to(instance):
+        # As belongs_to, without the call: some attributes are asked for with every sample.
+        if (
+            slot is None
+            or slot.owner is None
+            or slot.owner() is not instance
+            or slot.pid != os.getpid()
+        ):
             slot = self._renew(instance)
         if not slot.ready:
             with slot.lock:
@@ -134,6 +140,48 @@ class per_process(Generic[T]):  # noqa: N801 - used as a decorator, like functoo
                 slot = instance.__dict__[self.key] = _Slot(instance)
                 _slots.add(slot)
             return slot
+
+
+class _Unsent:
+    """Holds a value; pickles as a holder of None."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any = None) -> None:
+        self.value = value
+
+    def __reduce__(self) -> tuple[type[_Unsent], tuple[()]]:
+        return _Unsent, ()
+
+
+class unsent(Generic[T]):  # noqa: N801 - used as per_process is
+    """An attribute that can be assigned and is never pickled with its object: None over there.
+
+    Example:
+        >>> import copy
+        >>> class Reader:
+        ...     thread = unsent()
+        >>> reader = Reader()
+        >>> reader.thread = threading.current_thread()
+        >>> copy.deepcopy(reader).thread is None  # copied as pickle does
+        True
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._key = f"unsent {name}"
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> unsent[T]: ...
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> T | None: ...
+    def __get__(self, instance: object | None, owner: type | None = None) -> unsent[T] | T | None:
+        if instance is None:
+            return self
+        holder: _Unsent | None = instance.__dict__.get(self._key)
+        return holder.value if holder is not None else None
+
+    def __set__(self, instance: object, value: T | None) -> None:
+        instance.__dict__[self._key] = _Unsent(value)
 
 
 def _before_fork() -> None:

@@ -1,8 +1,63 @@
-"""What this process may use of the machine it runs on: "no information" is a normal answer."""
+"""What this process may use of the machine it runs on: "no information" is a normal answer.
+
+Each name is loaded when first used: a worker needs little of this. The whole machine is looked at
+by :func:`sharedds.host.machine.machine`.
+"""
 
 from __future__ import annotations
 
-from sharedds.host.cpus import CpuShare, cpu_quota, usable_cpus
-from sharedds.host.starting import FORK_AFTER_CUDA
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["FORK_AFTER_CUDA", "CpuShare", "cpu_quota", "usable_cpus"]
+if TYPE_CHECKING:
+    from sharedds.host.accelerator import Accelerator
+    from sharedds.host.cpus import CpuShare, usable_cpus
+    from sharedds.host.descriptors import DescriptorLimits, descriptor_limits
+    from sharedds.host.machine import Machine
+    from sharedds.host.memory import MachineMemory, machine_memory
+    from sharedds.host.shared import SharedMemoryRoom, shared_memory_room
+    from sharedds.host.starting import StartMethods, start_methods
+    from sharedds.host.storage import Storage, storage_of
+
+__all__ = [
+    "Accelerator",
+    "CpuShare",
+    "DescriptorLimits",
+    "Machine",
+    "MachineMemory",
+    "SharedMemoryRoom",
+    "StartMethods",
+    "Storage",
+    "descriptor_limits",
+    "machine_memory",
+    "shared_memory_room",
+    "start_methods",
+    "storage_of",
+    "usable_cpus",
+]
+
+_HOMES = {
+    "Accelerator": "accelerator",
+    "CpuShare": "cpus",
+    "DescriptorLimits": "descriptors",
+    "Machine": "machine",
+    "MachineMemory": "memory",
+    "SharedMemoryRoom": "shared",
+    "StartMethods": "starting",
+    "Storage": "storage",
+    "descriptor_limits": "descriptors",
+    "machine_memory": "memory",
+    "shared_memory_room": "shared",
+    "start_methods": "starting",
+    "storage_of": "storage",
+    "usable_cpus": "cpus",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a part on first use (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'sharedds.host' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"sharedds.host.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -6,7 +6,11 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+
+from sharedds.host.groups import ControlGroup, control_groups
+from sharedds.host.ranks import local_ranks, slurm_count
+from sharedds.host.system import ROOT, system_text, whole_number
 
 __all__ = ["CpuShare", "cpu_quota", "usable_cpus"]
 
@@ -28,7 +32,7 @@ def usable_cpus(
     *,
     allowed: int | None = None,
     environ: Mapping[str, str] | None = None,
-    root: Path = Path("/"),
+    root: Path = ROOT,
 ) -> CpuShare:
     """Return the share of this process: the least of all limits, divided by the local ranks.
 
@@ -38,21 +42,26 @@ def usable_cpus(
         root: The folder that holds ``proc`` and ``sys``.
     """
     environ = os.environ if environ is None else environ
-    limits = [(_allowed() if allowed is None else allowed, "for this process")]
-    if (quota := cpu_quota(root)) is not None:
-        limits.append((math.ceil(quota), f"by a cgroup quota of {quota:g}"))
-    if (tasks := _positive(environ.get("SLURM_CPUS_PER_TASK"))) is not None:
-        limits.append((tasks, "by SLURM_CPUS_PER_TASK"))
-    count, why = min(limits, key=lambda limit: limit[0])
-    reason = f"{count} CPU{'' if count == 1 else 's'} {why}"
-    ranks = _positive(environ.get("LOCAL_WORLD_SIZE")) or 1
-    # Where each rank is a SLURM task of its own, what was read is its own share already.
-    if ranks > 1 and _positive(environ.get("SLURM_NTASKS_PER_NODE")) != ranks:
-        count, reason = count // ranks, f"{reason}, shared by {ranks} ranks"
-    return CpuShare(max(1, count), reason)
+    allowed = _allowed(root) if allowed is None else allowed
+    ranks = local_ranks(environ)
+    # SLURM starts each task with CPUs of its own, or lets all tasks use all those of the job.
+    limits = [_Limit(allowed, "for this process", ranks.are_tasks)]
+    if job := slurm_count(environ.get("SLURM_CPUS_ON_NODE")):
+        limits.append(_Limit(job, "by SLURM_CPUS_ON_NODE"))
+    if (found := _least_quota(root)) is not None:
+        quota, group = found
+        where = "" if group.name == "/" else f" of {group.name}"
+        limits.append(_Limit(math.ceil(quota), f"by a cgroup quota of {quota:g}{where}"))
+    if tasks := whole_number(environ.get("SLURM_CPUS_PER_TASK")):
+        limits.append(_Limit(tasks, "by SLURM_CPUS_PER_TASK", ranks.are_tasks))
+    least = min(limits, key=lambda limit: limit.share(ranks.count))
+    reason = f"{least.count} CPU{'' if least.count == 1 else 's'} {least.why}"
+    if ranks.count > 1 and not least.is_own:
+        reason += f", shared by {ranks.count} ranks"
+    return CpuShare(least.share(ranks.count), reason)
 
 
-def cpu_quota(root: Path = Path("/")) -> float | None:
+def cpu_quota(root: Path = ROOT) -> float | None:
     """Return the CPUs that control groups grant (1.5: one and a half), None if they set no limit.
 
     A group is limited by those above it too. "No information" is a normal answer.
@@ -60,61 +69,55 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
     Args:
         root: The folder that holds ``proc`` and ``sys``.
     """
-    quotas = []
-    for line in _read(root / "proc/self/cgroup").splitlines() or ["0::/"]:
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number == "0" and not controllers:
-            quotas += [_quota_v2(folder) for folder in _upwards(root / "sys/fs/cgroup", path)]
-        elif "cpu" in controllers.split(","):
-            for name in dict.fromkeys((controllers, "cpu", "cpu,cpuacct")):
-                mount = root / "sys/fs/cgroup" / name
-                quotas += [_quota_v1(folder) for folder in _upwards(mount, path)]
-    return min((quota for quota in quotas if quota is not None), default=None)
+    found = _least_quota(root)
+    return None if found is None else found[0]
 
 
-def _allowed() -> int:
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """CPUs, and whether each rank has as many (or all ranks share them)."""
+
+    count: int
+    why: str
+    is_own: bool = False
+
+    def share(self, ranks: int) -> int:
+        return max(1, self.count if self.is_own else self.count // ranks)
+
+
+def _allowed(root: Path) -> int:
+    if root != ROOT and (count := _listed(root)):
+        return count
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def _upwards(mount: Path, path: str) -> list[Path]:
-    """The folder of a group and of those above it; in a container only the topmost may exist."""
-    inner = PurePosixPath(path.strip("/"))
-    if ".." in inner.parts:
-        return [mount]
-    return [mount / part for part in (inner, *inner.parents)]
+def _listed(root: Path) -> int:
+    """The CPUs in ``Cpus_allowed_list: 0-3,8``."""
+    count = 0
+    for line in system_text(root / "proc/self/status").splitlines():
+        name, _, rest = line.partition(":")
+        for part in rest.split(",") if name == "Cpus_allowed_list" else ():
+            first, dash, last = part.partition("-")
+            low, high = whole_number(first), whole_number(last if dash else first)
+            if low is not None and high is not None:
+                count += max(0, high - low + 1)
+    return count
 
 
-def _quota_v2(folder: Path) -> float | None:
-    words = _read(folder / "cpu.max").split()
-    return _ratio(*words) if len(words) == 2 else None
+def _least_quota(root: Path) -> tuple[float, ControlGroup] | None:
+    quotas = [(_quota(group), group) for group in control_groups("cpu", root)]
+    known = [(quota, group) for quota, group in quotas if quota is not None]
+    return min(known, key=lambda pair: pair[0], default=None)
 
 
-def _quota_v1(folder: Path) -> float | None:
-    quota = _read(folder / "cpu.cfs_quota_us").strip()
-    return _ratio(quota, _read(folder / "cpu.cfs_period_us").strip())
-
-
-def _ratio(quota: str, period: str) -> float | None:
-    try:
-        share = int(quota) / int(period)
-    except (ValueError, ZeroDivisionError):  # "max", or nothing there
+def _quota(group: ControlGroup) -> float | None:
+    if group.version == 2:
+        words = group.text("cpu.max").split()
+    else:
+        words = [group.text("cpu.cfs_quota_us"), group.text("cpu.cfs_period_us")]
+    if len(words) != 2:
         return None
-    return share if share > 0 else None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text("ascii")
-    except (OSError, UnicodeDecodeError):
-        return ""
-
-
-def _positive(text: str | None) -> int | None:
-    try:
-        number = int(text or "")
-    except ValueError:
-        return None
-    return number if number > 0 else None
+    quota, period = map(whole_number, words)  # "max" and -1 are none
+    return quota / period if quota and period else None

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import functools
-import multiprocessing
 import operator
-import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Sized
 from os import PathLike
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
-import xxhash
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Sampler, Subset
+from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from sharedds.errors import OptionError, SchemaError
 from sharedds.generators.seeding import GlobalSeeding
-from sharedds.host.cpus import usable_cpus
+from sharedds.loader.facts import fingerprint_of
 from sharedds.loader.failures import ErrorPolicy
+from sharedds.loader.known import RankFacts
 from sharedds.loader.ledger import FailureLedger
-from sharedds.loader.plan import LoaderFacts, LoaderRequest, RankFacts, make_plan
+from sharedds.loader.plan import LoaderPlan
 from sharedds.loader.planned import OrderSampler, PlannedLoader
+from sharedds.loader.planning import Arguments, plan_loader
+from sharedds.loader.ranking import describe_last_step, describe_sampler, find_rank
 from sharedds.loader.sampled import SampledBatches
 from sharedds.loader.stream import (
     OrderedBatches,
@@ -31,7 +31,7 @@ from sharedds.loader.stream import (
 )
 from sharedds.order import Sampling, Sequential, Shuffled
 from sharedds.order.keys import checked_seed
-from sharedds.workers.starting import available_start_methods, start_context
+from sharedds.workers.starting import prepare_start, start_context
 
 __all__ = ["build_loader"]
 
@@ -46,7 +46,7 @@ def build_loader(
     seed: int = 0,
     drop_last: bool = False,
     num_workers: int | None = None,
-    engine: str = "process",
+    engine: str | None = None,
     start_method: str | None = None,
     prefetch_factor: int | None = None,
     pin_memory: bool | None = None,
@@ -54,7 +54,7 @@ def build_loader(
     rank: int | None = None,
     world_size: int | None = None,
     pad: bool | None = None,
-    seed_globals: str = "sample",
+    seed_globals: str | None = None,
     collate_fn: Callable[[list[T]], Any] | None = None,
     sampler: Sampling | Sampler[Any] | Iterable[Any] | None = None,
     worker_init_fn: Callable[[int], None] | None = None,
@@ -62,6 +62,8 @@ def build_loader(
     error_budget: float | None = None,
     error_log: str | PathLike[str] | None = None,
     timeout: float | None = None,
+    max_memory: int | str | None = None,
+    plan: LoaderPlan | Literal["tuned"] | None = None,
 ) -> PlannedLoader[T]:
     """Build a ``torch.utils.data.DataLoader`` planned for this machine.
 
@@ -81,7 +83,7 @@ def build_loader(
         seed: Any integer; decides the orders and all random numbers of the samples.
         drop_last: Whether to leave out the samples that do not fill a batch of every rank.
         num_workers: Workers; None lets the plan choose, 0 makes batches in this process.
-        engine: What the workers are: "process" or "thread".
+        engine: What the workers are: "process", unless the plan says so, or "thread".
         start_method: "forkserver", "spawn" or "fork"; None lets the plan choose.
         prefetch_factor: Batches that each worker prepares in advance.
         pin_memory: Whether to copy batches to pinned memory; None pins if there is an accelerator.
@@ -91,9 +93,9 @@ def build_loader(
         pad: Whether samples are repeated at the end of an epoch so that all ranks get equally many;
             None pads where a random order is split over several ranks. Without it every sample
             counts exactly once and ranks may differ by one batch.
-        seed_globals: "sample" seeds ``random``, numpy and torch for each sample, "batch" for each
-            batch (then batch size and ranks must stay the same at a resume), "off" leaves them as
-            torch does: results then depend on the number of workers.
+        seed_globals: "sample", unless the plan says so, seeds ``random``, numpy and torch for each
+            sample, "batch" for each batch (then batch size and ranks must stay the same at a
+            resume), "off" leaves them as torch does: results then depend on the number of workers.
         collate_fn: Makes a batch of a list of samples; None for torch's default.
         sampler: Instead of ``shuffle``: a :class:`~sharedds.order.Sampling`, split over the ranks;
             or a torch sampler or other iterable of whole numbers, all of them for this rank.
@@ -103,13 +105,21 @@ def build_loader(
         error_budget: How many of them at most: a count, or a share below 1.
         error_log: A file to note them in, as lines of JSON.
         timeout: Seconds to wait for a batch from the workers; 0 waits for ever.
+        max_memory: What this process, its workers and all batches may take together: bytes, "8GiB",
+            "8GB", or a share such as "50%" of what this process has and could take. Workers and
+            batches in advance are planned within it. For that a few samples are loaded in a worker
+            process, unless ``dataset.sample_nbytes`` tells the bytes of one.
+        plan: A plan whose choices count where no argument is given; "tuned" takes the one that
+            was found by measuring this dataset on this machine, if there is one.
 
     Returns:
         The loader; ``print(loader.plan)`` shows every choice with its reason.
 
     Raises:
-        OptionError: A value that makes no sense, or values that exclude each other.
+        OptionError: A value that makes no sense, values that exclude each other, or a plan that
+            does not fit; the text then names the nearest that does.
         SchemaError: ``dataset`` is not a map-style dataset.
+        SharedDSError: With ``max_memory``: no sample could be loaded in a worker process.
     """
     _check_dataset(dataset, sampler)
     seed = checked_seed(seed)
@@ -119,9 +129,8 @@ def build_loader(
     drop_last = bool(drop_last)
     batch_size = _checked_batch_size(batch_size, drop_last=drop_last)
     _check_exclusions(shuffle=shuffle, sampler=sampler, timeout=timeout, num_workers=num_workers)
-    seeding = GlobalSeeding(seed_globals)
     policy = ErrorPolicy(on_error=on_error, budget=error_budget, log=error_log)
-    own_rank = _find_rank(rank, world_size)
+    own_rank = find_rank(rank, world_size)
     source: OrderedBatches | SampledBatches
     if sampler is None or isinstance(sampler, Sampling):
         sampling = sampler or _sampling(dataset, shuffle=shuffle)
@@ -134,7 +143,7 @@ def build_loader(
             drop_last=drop_last,
             pad=_pads(pad, sampling, own_rank, drop_last=drop_last),
         )
-        ranks = _describe_last_step(own_rank, source)
+        ranks = describe_last_step(own_rank, source)
     else:
         if rank is not None or pad is not None:
             raise OptionError(
@@ -142,45 +151,59 @@ def build_loader(
                 "them are for this rank; let the sampler split them, or pass a Sampling"
             )
         source = SampledBatches(sampler, batch_size=batch_size or 1, seed=seed, drop_last=drop_last)
-        ranks = _describe_sampler(own_rank, sampler)
+        ranks = describe_sampler(own_rank, sampler)
     stream = SampleStream(
         source,
         seed=seed,
         samples=len(dataset) if isinstance(dataset, Sized) else 0,
-        fingerprint=functools.partial(_fingerprint, dataset),
+        fingerprint=functools.partial(fingerprint_of, dataset),
     )
-    request = LoaderRequest(
-        engine=engine,
-        num_workers=num_workers,
-        start_method=start_method,
-        prefetch_factor=prefetch_factor,
-        pin_memory=pin_memory,
-        persistent_workers=persistent_workers,
-        seed_globals=seed_globals,
+    made = plan_loader(
+        Arguments(
+            dataset=dataset,
+            batch_size=batch_size,
+            engine=engine,
+            num_workers=num_workers,
+            start_method=start_method,
+            prefetch_factor=prefetch_factor,
+            pin_memory=pin_memory,
+            persistent_workers=persistent_workers,
+            seed_globals=seed_globals,
+            max_memory=max_memory,
+            plan=plan,
+            seed=seed,
+            collate_fn=collate_fn,
+            worker_init_fn=worker_init_fn,
+        ),
+        batches=source.length(Position(0, 0)),
+        ranks=ranks,
     )
-    plan = make_plan(request, _observe(source.length(Position(0, 0)), ranks))
-    if pin_memory and not plan.pin_memory:
-        reason = dict(plan.reasons)["pin_memory"]
+    if pin_memory and not made.pin_memory:
+        reason = dict(made.reasons)["pin_memory"]
         warnings.warn(f"pin_memory=True has no effect here: {reason}", stacklevel=2)
+    if made.start_method is not None:
+        prepare_start(made.start_method)
     indices: Any = OrderSampler(stream, source) if isinstance(source, OrderedBatches) else sampler
     loader: PlannedLoader[T] = PlannedLoader(
         dataset,
         batch_size=batch_size,
         sampler=indices,
-        num_workers=plan.num_workers,
+        num_workers=made.num_workers,
         collate_fn=collate_fn,
-        pin_memory=plan.pin_memory,
+        pin_memory=made.pin_memory,
         drop_last=drop_last,
-        timeout=(timeout or 0) if plan.num_workers else 0,
+        timeout=(timeout or 0) if made.num_workers else 0,
         worker_init_fn=worker_init_fn,
-        multiprocessing_context=start_context(plan.start_method) if plan.start_method else None,
+        multiprocessing_context=start_context(made.start_method) if made.start_method else None,
         # torch would draw the seeds of workers from the global generator, and so change training.
         generator=torch.Generator(),
-        prefetch_factor=plan.prefetch_factor,
-        persistent_workers=plan.persistent_workers,
+        prefetch_factor=made.prefetch_factor,
+        persistent_workers=made.persistent_workers,
     )
     ledger = FailureLedger(policy, source.samples_of_rank(Position(0, 0)))
-    return loader.set_up(plan=plan, stream=stream, seeding=seeding, ledger=ledger)
+    return loader.set_up(
+        plan=made, stream=stream, seeding=GlobalSeeding(made.seed_globals), ledger=ledger
+    )
 
 
 # --- the order -----------------------------------------------------------------------------------
@@ -191,20 +214,6 @@ def _sampling(dataset: Any, *, shuffle: bool) -> Sampling:
     return Shuffled(count) if shuffle else Sequential(count)
 
 
-def _fingerprint(dataset: Any) -> str:
-    """What tells a dataset from others of its length; empty if it says nothing."""
-    own = getattr(dataset, "fingerprint", None)
-    if isinstance(own, str):
-        return own
-    if isinstance(dataset, Subset) and (inner := _fingerprint(dataset.dataset)):
-        numbers = np.asarray(dataset.indices, np.int64)
-        return f"{inner}[{xxhash.xxh3_64_hexdigest(numbers.tobytes())}]"
-    if isinstance(dataset, ConcatDataset):
-        parts = [_fingerprint(part) for part in dataset.datasets]
-        return "+".join(parts) if all(parts) else ""
-    return ""
-
-
 def _pads(pad: bool | None, sampling: Sampling, own: RankFacts, *, drop_last: bool) -> bool:
     if pad is not None and not isinstance(pad, bool):
         raise OptionError(f"pad={pad!r}: True, False or None is expected")
@@ -213,103 +222,6 @@ def _pads(pad: bool | None, sampling: Sampling, own: RankFacts, *, drop_last: bo
     if pad is not None:
         return pad
     return own.world_size > 1 and not drop_last and not isinstance(sampling, Sequential)
-
-
-def _find_rank(rank: int | None, world_size: int | None) -> RankFacts:
-    if (rank is None) != (world_size is None):
-        raise OptionError(
-            f"rank={rank!r} and world_size={world_size!r}: give both, or neither to find them out"
-        )
-    if rank is not None and world_size is not None:
-        return _checked_rank(rank, world_size, "as requested")
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        own, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        return RankFacts(rank=own, world_size=world, reason="says torch.distributed")
-    return _rank_of(os.environ) or RankFacts()
-
-
-def _rank_of(environ: Mapping[str, str]) -> RankFacts | None:
-    own, world = environ.get("RANK"), environ.get("WORLD_SIZE")
-    if own is None or world is None:
-        return None
-    try:
-        return _checked_rank(int(own), int(world), "from RANK and WORLD_SIZE in the environment")
-    except ValueError:
-        raise OptionError(
-            f"RANK={own!r} and WORLD_SIZE={world!r} in the environment are no rank; pass rank and "
-            "world_size"
-        ) from None
-
-
-def _checked_rank(rank: int, world_size: int, reason: str) -> RankFacts:
-    for name, value in (("rank", rank), ("world_size", world_size)):
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise OptionError(f"{name}={value!r}: a whole number is expected")
-    own, world = operator.index(rank), operator.index(world_size)
-    if not 0 <= own < world:
-        raise OptionError(
-            f"rank={own} and world_size={world}: ranks count from 0 to world_size - 1"
-        )
-    return RankFacts(rank=own, world_size=world, reason=reason)
-
-
-def _describe_last_step(own: RankFacts, source: OrderedBatches) -> RankFacts:
-    order = source.order(Position(0, 0))
-    padded, several = len(order.padded), own.world_size > 1
-    if source.drop_last:
-        kind, reason = "dropped", f"{_samples(order.dropped)} of each epoch left out: drop_last"
-    elif source.pad:
-        kind = "padded"
-        reason = f"{_samples(padded)} of the beginning repeated: all ranks get as many"
-    elif several:
-        kind, reason = "split", "every sample counts exactly once; ranks may differ by one batch"
-    else:
-        kind, reason = "kept", "every sample counts exactly once"
-    if source.sampling.repeats and kind in {"kept", "split"}:
-        reason = "every draw counts exactly once"
-    return RankFacts(
-        rank=own.rank,
-        world_size=own.world_size,
-        reason=own.reason,
-        last_step=kind,
-        last_step_reason=reason,
-    )
-
-
-def _describe_sampler(own: RankFacts, sampler: object) -> RankFacts:
-    name = type(sampler).__name__
-    reason = f"all indices of {name} are for this rank"
-    if own.world_size > 1:
-        reason += f"; with {own.world_size} ranks it must split them itself"
-    return RankFacts(
-        rank=own.rank,
-        world_size=own.world_size,
-        reason=own.reason,
-        last_step="as sampled",
-        last_step_reason=reason,
-    )
-
-
-def _samples(count: int) -> str:
-    return f"{count} sample{'' if count == 1 else 's'}"
-
-
-# --- what the plan needs to know -----------------------------------------------------------------
-
-
-def _observe(batches: int | None, ranks: RankFacts) -> LoaderFacts:
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    share = usable_cpus()
-    return LoaderFacts(
-        cpus=share.count,
-        cpus_reason=share.reason,
-        batches=batches,
-        start_methods=available_start_methods(),
-        accelerator=accelerator.type if accelerator is not None else None,
-        cuda_initialized=torch.cuda.is_initialized(),  # type: ignore[no-untyped-call]
-        is_daemon=multiprocessing.current_process().daemon,
-        ranks=ranks,
-    )
 
 
 # --- checks --------------------------------------------------------------------------------------

@@ -21,9 +21,10 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from sharedds.errors import OptionError, SampleError, WorkerError
 from sharedds.handles import absolute_path
+from sharedds.host.memory import machine_memory
+from sharedds.host.system import megabytes
 from sharedds.order import SampleKey
 from sharedds.workers.delivery import deliverable
-from sharedds.workers.postmortem import machine_memory, megabytes
 
 if sys.platform != "win32":
     import resource
@@ -203,19 +204,28 @@ class _Replacement:
 def _find_another(
     key: SampleKey, reader: Reader, attempts: int, failed: FailedSample
 ) -> FailedSample | _Replacement:
-    tried = []
+    tried: list[FailedSample] = []
     for attempt in range(attempts):
         other = _another(key, reader, attempt)
         try:
             sample = reader.load(other)
         except MemoryError as error:
             return _record(error, other, name_of(reader.dataset, other.index))
-        except Exception:
-            tried.append(other.index)
+        except Exception as error:
+            tried.append(_record(error, other, name_of(reader.dataset, other.index)))
         else:
             return _Replacement(sample, _changed(failed, replacement=other.index))
-    text = f"{failed.error}; all {attempts} samples tried in its place failed too: {tried}"
-    return _changed(failed, error=text, is_final=True)
+    text = f"{failed.error}; all {attempts} samples tried in its place failed too:"
+    text += "".join(f"\n  {other}" for other in tried)
+    return _changed(failed, error=text, trace=failed.trace + _traces(tried), is_final=True)
+
+
+def _traces(tried: list[FailedSample]) -> str:
+    """The traceback of the first sample with each error."""
+    first = {other.error: other for other in reversed(tried)}
+    return "".join(
+        f"\ntried in its place, {other}:\n{other.trace}" for other in reversed(first.values())
+    )
 
 
 def _another(key: SampleKey, reader: Reader, attempt: int) -> SampleKey:

@@ -2,33 +2,54 @@
 
 Nothing here imports torch, looks at the machine or starts anything, so that every rule can be
 tested with made-up facts. What the user asked for always wins; a request that cannot be met is
-refused, never bent.
+refused, never bent, and the refusal names the nearest that can.
 """
 
 from __future__ import annotations
 
 import json
-import operator
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, SupportsIndex
+from typing import Any
 
 from sharedds.errors import OptionError
-from sharedds.host.starting import FORK_AFTER_CUDA
+from sharedds.loader.budget import MemoryEstimate, Shape, estimate_memory, limit_text, size_text
+from sharedds.loader.choices import (
+    choose_engine,
+    choose_persistence,
+    choose_pinning,
+    choose_prefetch,
+    choose_read_ahead,
+    choose_seeding,
+    choose_start_method,
+    choose_threads,
+    choose_workers,
+    many_workers,
+)
+from sharedds.loader.fitting import Fitted, bounds_of, fit, fits
+from sharedds.loader.known import (
+    ENGINES,
+    Choice,
+    DatasetFacts,
+    LoaderFacts,
+    LoaderRequest,
+    RankFacts,
+    counted,
+    whole_number,
+)
+from sharedds.loader.screen import memory_lines, plan_lines, screen_width
 
 __all__ = [
     "ENGINES",
+    "DatasetFacts",
     "LoaderFacts",
     "LoaderPlan",
     "LoaderRequest",
+    "MemoryEstimate",
     "RankFacts",
     "make_plan",
 ]
 
-ENGINES = ("process", "thread")
-
-_PREFETCH = 2
-_MOST_WORKERS = 8
-_FEWEST_WORKERS = 2
 _CHOICES = (
     "engine",
     "num_workers",
@@ -37,70 +58,14 @@ _CHOICES = (
     "pin_memory",
     "persistent_workers",
     "torch_threads",
+    "read_ahead",
     "seed_globals",
     "rank",
     "last_step",
+    "max_memory",
 )
-_REQUESTED = "as requested"
-_IN_PROCESS = "no workers: batches are made in this process"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankFacts:
-    """Which part of each step this process takes.
-
-    Attributes:
-        rank: Which of the ranks this is.
-        world_size: How many ranks train together.
-        reason: Where this is known from.
-        last_step: What becomes of samples that do not fill a step: "padded", "dropped", "split"
-            (over the ranks), "kept", or "as sampled".
-        last_step_reason: How many they are, and why so.
-    """
-
-    rank: int = 0
-    world_size: int = 1
-    reason: str = "one process trains alone"
-    last_step: str = "kept"
-    last_step_reason: str = "every sample counts exactly once"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderFacts:
-    """What is known before planning.
-
-    Attributes:
-        cpus: CPUs this process may use.
-        cpus_reason: What limits them, for people; empty for the bare number.
-        batches: Batches of one epoch, None when unknown.
-        start_methods: Ways this platform can start a process, its preferred one first.
-        accelerator: Type of the accelerator in use ("cuda", "mps", ...), None without one.
-        cuda_initialized: Whether this process has used CUDA already.
-        is_daemon: Whether this process is itself a worker, which may not start others.
-        ranks: Which part of each step this process takes.
-    """
-
-    cpus: int
-    batches: int | None
-    start_methods: tuple[str, ...]
-    accelerator: str | None = None
-    cuda_initialized: bool = False
-    is_daemon: bool = False
-    cpus_reason: str = ""
-    ranks: RankFacts = RankFacts()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderRequest:
-    """What the user asked for; None leaves the choice to the plan."""
-
-    num_workers: int | None = None
-    start_method: str | None = None
-    prefetch_factor: int | None = None
-    pin_memory: bool | None = None
-    persistent_workers: bool | None = None
-    engine: str = "process"
-    seed_globals: str = "sample"
+#: More workers than usual must leave this much of the memory that is left.
+_TO_SPARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,16 +75,21 @@ class LoaderPlan:
     Attributes:
         engine: What the workers are: "process" or "thread".
         num_workers: Workers; 0 makes the batches when they are asked for, in this process.
-        start_method: How workers start ("forkserver", "spawn" or "fork"); None without workers.
+        start_method: How workers start ("forkserver", "spawn" or "fork"); None without processes.
         prefetch_factor: Batches each worker prepares in advance; None without workers.
         pin_memory: Whether batches are copied to pinned memory.
         persistent_workers: Whether workers stay for the next epoch.
-        torch_threads: Threads torch may use inside each worker; None without worker processes.
+        torch_threads: Threads torch may use inside each worker; None without workers.
         seed_globals: When the global generators are seeded: "sample", "batch" or "off".
         rank: Which of the ranks this process is.
         world_size: How many ranks train together.
         last_step: What becomes of samples that do not fill a step of all ranks.
-        reasons: A pair (choice, reason) for each of the above, in this order.
+        reasons: A pair (choice, reason) for each of the above.
+        read_ahead: Records of a batch that are asked of the storage before the first is read; 0
+            asks for none.
+        max_memory: Bytes that this process, its workers and all batches may take together.
+        limits: A pair (choice, what bound it) for each choice.
+        estimate: What all will take in memory; None while the size of a sample is not known.
     """
 
     engine: str
@@ -134,210 +104,203 @@ class LoaderPlan:
     world_size: int
     last_step: str
     reasons: tuple[tuple[str, str], ...]
+    read_ahead: int = 0
+    max_memory: int | None = None
+    limits: tuple[tuple[str, str], ...] = ()
+    estimate: MemoryEstimate | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the choices, and under ``reasons`` why each was made, as plain values."""
-        names = (field.name for field in fields(self))
-        return {name: getattr(self, name) for name in names} | {"reasons": dict(self.reasons)}
+        """Return the choices as plain values, and why each was made, and what bound it."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return values | {
+            "reasons": dict(self.reasons),
+            "limits": dict(self.limits),
+            "estimate": self.estimate.to_dict() if self.estimate is not None else None,
+        }
 
     def to_json(self) -> str:
         """Return :meth:`to_dict` as JSON text."""
         return json.dumps(self.to_dict(), indent=2)
 
-    def __str__(self) -> str:
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> LoaderPlan:
+        """Return the plan that :meth:`to_dict` gave; what is not known here is passed over.
+
+        Raises:
+            OptionError: Something is missing, or has the wrong type.
+        """
+        found: dict[str, Any] = {}
+        for name, kinds in _TYPES.items():
+            value = values.get(name)
+            is_number = isinstance(value, bool) and bool not in kinds
+            if not isinstance(value, kinds) or is_number:
+                raise OptionError(f"{name}={value!r} in a saved plan: it is damaged, or no plan")
+            found[name] = value
+        for name in ("reasons", "limits"):
+            pairs = found[name].items()
+            if not all(isinstance(part, str) for pair in pairs for part in pair):
+                raise OptionError(f"{name} in a saved plan must be texts by name")
+            found[name] = tuple(pairs)
+        if found["estimate"] is not None:
+            found["estimate"] = MemoryEstimate.from_dict(found["estimate"])
+        return cls(**found)
+
+    def text(self, width: int = 80) -> str:
+        """Return the plan as a table.
+
+        Args:
+            width: The longest that a line may be, in characters.
+        """
         reasons = dict(self.reasons)
         values = {name: _shown(getattr(self, name)) for name in _CHOICES}
         values["rank"] = f"{self.rank} of {self.world_size}"
+        if self.max_memory is not None:
+            values["max_memory"] = limit_text(self.max_memory).partition(" (")[0]
         rows = [(name, value, reasons.get(name, "")) for name, value in values.items()]
-        wide = max(len(value) for _, value, _ in rows)
-        lines = [f"  {name:<18}  {value:<{wide}}  {reason}" for name, value, reason in rows]
-        return "\n".join(["loader plan", *(line.rstrip() for line in lines)])
+        lines = ["loader plan", *plan_lines(rows, width)]
+        if self.estimate is not None:
+            workers = self.num_workers
+            lines += ["memory it takes at most"]
+            lines += memory_lines(
+                self.estimate,
+                num_workers=workers,
+                batches=workers * (self.prefetch_factor or 0) + 1 if workers else 3,
+                is_forkserver=self.start_method != "spawn",
+                max_memory=self.max_memory,
+            )
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.text(screen_width())
 
 
-def make_plan(request: LoaderRequest, facts: LoaderFacts) -> LoaderPlan:
+_NONE = type(None)
+_TYPES: dict[str, tuple[type, ...]] = {
+    "engine": (str,),
+    "num_workers": (int,),
+    "start_method": (str, _NONE),
+    "prefetch_factor": (int, _NONE),
+    "pin_memory": (bool,),
+    "persistent_workers": (bool,),
+    "torch_threads": (int, _NONE),
+    "seed_globals": (str,),
+    "rank": (int,),
+    "world_size": (int,),
+    "last_step": (str,),
+    "reasons": (dict,),
+    "read_ahead": (int,),
+    "max_memory": (int, _NONE),
+    "limits": (dict,),
+    "estimate": (dict, _NONE),
+}
+
+
+def make_plan(
+    request: LoaderRequest, facts: LoaderFacts, dataset: DatasetFacts | None = None
+) -> LoaderPlan:
     """Plan a loader.
 
+    Args:
+        request: What the user asked for.
+        facts: What is known of the machine.
+        dataset: What is known of the samples; None for nothing.
+
     Raises:
-        OptionError: A request that is no valid value, or that excludes another one.
+        OptionError: A request that is no valid value, that excludes another one, or that does not
+            fit; the text then names the nearest that does.
     """
-    engine, engine_reason = _plan_engine(request)
-    workers, workers_reason = _plan_workers(request, facts)
-    method, method_reason = _plan_start_method(request, facts, workers=workers)
-    prefetch, prefetch_reason = _plan_prefetch(request, workers=workers)
-    pinned, pinned_reason = _plan_pinning(request, facts)
-    persistent, persistent_reason = _plan_persistence(request, workers=workers, method=method)
-    threads, threads_reason = _plan_threads(request, workers=workers)
-    seeding, seeding_reason = _plan_seeding(request)
-    reasons = (
-        engine_reason,
-        workers_reason,
-        method_reason,
-        prefetch_reason,
-        pinned_reason,
-        persistent_reason,
-        threads_reason,
-        seeding_reason,
-        facts.ranks.reason,
-        facts.ranks.last_step_reason,
-    )
-    return LoaderPlan(
-        engine=engine,
-        num_workers=workers,
-        start_method=method,
-        prefetch_factor=prefetch,
-        pin_memory=pinned,
-        persistent_workers=persistent,
-        torch_threads=threads,
-        seed_globals=seeding,
-        rank=facts.ranks.rank,
-        world_size=facts.ranks.world_size,
-        last_step=facts.ranks.last_step,
-        reasons=tuple(zip(_CHOICES, reasons, strict=True)),
-    )
-
-
-def _plan_engine(request: LoaderRequest) -> tuple[str, str]:
-    if request.engine not in ENGINES:
-        known = " and ".join(map(repr, ENGINES))
-        raise OptionError(f"engine={request.engine!r}: there are {known}")
-    if request.engine == "thread":
-        return "thread", f"{_REQUESTED}: one copy of all, for work that releases the GIL"
-    return "process", "Python code of different samples runs at the same time"
-
-
-def _plan_seeding(request: LoaderRequest) -> tuple[str, str]:
-    mode = request.seed_globals
-    reasons = {
-        "sample": "random, numpy, torch follow (seed, epoch, index) in each sample",
-        "batch": "random, numpy, torch follow (seed, epoch, index) in each batch",
-        "off": "torch seeds each worker: results depend on how many there are",
+    dataset = dataset if dataset is not None else DatasetFacts()
+    whole_number("max_memory", request.max_memory, least=1)
+    engine = choose_engine(request)
+    pinned = choose_pinning(request, facts, dataset)
+    workers, prefetch, fitted = _sizes(request, facts, dataset, is_pinned=pinned.value)
+    method = choose_start_method(request, facts, workers=workers.value)
+    ranks = facts.ranks
+    choices: dict[str, Choice[Any]] = {
+        "engine": engine,
+        "num_workers": workers,
+        "start_method": method,
+        "prefetch_factor": prefetch,
+        "pin_memory": pinned,
+        "persistent_workers": choose_persistence(
+            request, workers=workers.value, method=method.value
+        ),
+        "torch_threads": choose_threads(request, workers=workers.value),
+        "read_ahead": choose_read_ahead(dataset),
+        "seed_globals": choose_seeding(request),
+        "rank": Choice(ranks.rank, ranks.reason, "ranks"),
+        "last_step": Choice(ranks.last_step, ranks.last_step_reason, "ranks"),
+        "max_memory": _memory_choice(request, dataset, fitted),
     }
-    if mode not in reasons:
-        raise OptionError(f"seed_globals={mode!r}: one of {', '.join(map(repr, reasons))} fits")
-    return mode, reasons[mode]
+    is_estimated = dataset.planned_sample_bytes is not None
+    return LoaderPlan(
+        **{name: choice.value for name, choice in choices.items()},
+        world_size=ranks.world_size,
+        reasons=tuple((name, choices[name].reason) for name in _CHOICES),
+        limits=tuple((name, choices[name].limit) for name in _CHOICES),
+        estimate=estimate_memory(fitted.shape, facts, dataset) if is_estimated else None,
+    )
 
 
-def _plan_threads(request: LoaderRequest, *, workers: int) -> tuple[int | None, str]:
-    if not workers:
-        return None, _IN_PROCESS
-    if request.engine == "thread":
-        return None, "the setting of this process holds for its threads"
-    return 1, "one core for each worker; this process keeps its own"
+def _sizes(
+    request: LoaderRequest, facts: LoaderFacts, dataset: DatasetFacts, *, is_pinned: bool
+) -> tuple[Choice[int], Choice[int | None], Fitted]:
+    """Choose workers and batches in advance, as many as there is room for."""
+    workers = choose_workers(request, facts, dataset)
+    bounds = bounds_of(request, facts, dataset)
 
-
-def _plan_workers(request: LoaderRequest, facts: LoaderFacts) -> tuple[int, str]:
-    asked = _whole_number("num_workers", request.num_workers, least=0)
-    threads = request.engine == "thread"
-    available = facts.cpus_reason or f"{_count(facts.cpus, 'CPU')} for this process"
-    if asked is not None:
-        if asked and facts.is_daemon and not threads:
-            raise OptionError(
-                f"num_workers={asked}: this process is itself a worker and may not start others; "
-                "pass num_workers=0, or leave it out"
-            )
-        if asked > facts.cpus:
-            return asked, f"{_REQUESTED}; this process may use {_count(facts.cpus, 'CPU')} only"
-        return asked, _REQUESTED
-    if facts.is_daemon and not threads:
-        return 0, "this process is itself a worker and may not start others"
-    wanted = max(min(_FEWEST_WORKERS, facts.cpus), min(_MOST_WORKERS, facts.cpus - 2))
-    if facts.batches is not None and facts.batches < wanted:
-        return facts.batches, f"no more workers than batches ({facts.batches})"
-    if wanted == _MOST_WORKERS:
-        return wanted, f"{available}; {_MOST_WORKERS} workers are enough"
-    left = facts.cpus - wanted
-    return wanted, f"{available}; {left} left for training" if left else available
-
-
-def _plan_start_method(
-    request: LoaderRequest, facts: LoaderFacts, *, workers: int
-) -> tuple[str | None, str]:
-    asked = request.start_method
-    if asked is not None:
-        if asked not in facts.start_methods:
-            known = ", ".join(facts.start_methods)
-            raise OptionError(f"start_method={asked!r}: this platform offers {known}")
-        if request.engine == "thread":
-            raise OptionError(f"start_method={asked!r}: threads are not started by a method")
-        if asked == "fork" and facts.cuda_initialized and workers:
-            raise OptionError(FORK_AFTER_CUDA)
-    if not workers:
-        return None, _IN_PROCESS
-    if request.engine == "thread":
-        return None, "threads of this process"
-    if asked is not None:
-        return asked, _REQUESTED
-    method = facts.start_methods[0]
-    if method == "forkserver":
-        return method, "starts like a fork, inherits no handles, threads or CUDA state"
-    return method, "the safe way to start a process on this platform"
-
-
-def _plan_prefetch(request: LoaderRequest, *, workers: int) -> tuple[int | None, str]:
-    asked = _whole_number("prefetch_factor", request.prefetch_factor, least=1)
-    if asked is not None and request.num_workers == 0:
-        raise OptionError(
-            f"prefetch_factor={asked} needs worker processes, and num_workers=0 asks for none; "
-            "leave out one of them"
+    def shape(number: int) -> Shape:
+        """What is wanted with so many workers."""
+        ahead = choose_prefetch(request, dataset, workers=number)
+        return Shape(
+            engine=request.engine,
+            start_method=choose_start_method(request, facts, workers=number).value,
+            num_workers=number,
+            prefetch_factor=ahead.value or 0,
+            pin_memory=is_pinned,
+            batch_size=dataset.batch_size or 1,
         )
-    if not workers:
-        return None, _IN_PROCESS
-    if asked is not None:
-        return asked, _REQUESTED
-    return _PREFETCH, f"{_count(_PREFETCH, 'batch')} ready or under way in each worker"
+
+    # More than usual, but only where all of them fit: less room never means more of anything.
+    more = many_workers(facts, dataset) if request.num_workers is None else None
+    is_usual = workers.limit in ("rule", "CPUs")
+    if more is not None and is_usual and fits(shape(more.value), bounds, memory_share=_TO_SPARE):
+        workers = more
+    fitted = fit(shape(workers.value), request, bounds, facts)
+    prefetch = choose_prefetch(request, dataset, workers=fitted.shape.num_workers)
+    return (
+        _fitted_choice(workers, fitted.shape.num_workers, fitted),
+        _fitted_choice(prefetch, fitted.shape.prefetch_factor or None, fitted),
+        fitted,
+    )
 
 
-def _plan_pinning(request: LoaderRequest, facts: LoaderFacts) -> tuple[bool, str]:
-    asked = _truth("pin_memory", request.pin_memory)
-    if facts.accelerator is None:
-        return False, "no accelerator to copy to"
-    if facts.accelerator == "mps":
-        return False, "MPS shares its memory with the CPU"
-    if asked is not None:
-        return asked, _REQUESTED
-    return True, f"copies to {facts.accelerator} can overlap with computing"
+def _fitted_choice(wanted: Choice[Any], value: int | None, fitted: Fitted) -> Choice[Any]:
+    """The choice after fitting: with what bound it, where it is less than wanted."""
+    bound = fitted.bound
+    if fitted.tight is not None and value is not None:
+        tight = fitted.tight
+        needs = tight.text(tight.need(fitted.shape))
+        return Choice(value, f"{wanted.reason}; {tight.said}, and it may take {needs}", tight.name)
+    if bound is None or value == wanted.value or value is None:
+        return Choice(value, wanted.reason, wanted.limit)
+    fit_text = f"{value} of {wanted.value} fit" if value else f"none of {wanted.value} fits"
+    return Choice(value, f"{fit_text}: {bound.said}", bound.name)
 
 
-def _plan_persistence(
-    request: LoaderRequest, *, workers: int, method: str | None
-) -> tuple[bool, str]:
-    asked = _truth("persistent_workers", request.persistent_workers)
-    if asked and request.num_workers == 0:
-        raise OptionError(
-            "persistent_workers=True needs worker processes, and num_workers=0 asks for none; "
-            "leave out one of them"
-        )
-    if not workers:
-        return False, _IN_PROCESS
-    if asked is not None:
-        return asked, _REQUESTED
-    if request.engine == "thread":
-        return False, "threads start at once"
-    if method == "spawn":
-        return True, "a spawned worker takes seconds to start"
-    return False, "workers start fast, and an idle loader holds no memory"
-
-
-def _whole_number(name: str, value: SupportsIndex | None, *, least: int) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise OptionError(f"{name}={value!r}: a whole number is expected")
-    number = operator.index(value)
-    if number < least:
-        raise OptionError(f"{name}={number}: {least} or more is expected")
-    return number
-
-
-def _truth(name: str, value: bool | None) -> bool | None:
-    if value is not None and not isinstance(value, bool):
-        raise OptionError(f"{name}={value!r}: True, False or None is expected")
-    return value
-
-
-def _count(number: int, noun: str) -> str:
-    plural = noun + ("es" if noun.endswith("ch") else "s")
-    return f"{number} {noun if number == 1 else plural}"
+def _memory_choice(
+    request: LoaderRequest, dataset: DatasetFacts, fitted: Fitted
+) -> Choice[int | None]:
+    if request.max_memory is None:
+        return Choice(None, "no limit was asked for")
+    said = request.said("max_memory")
+    size = dataset.planned_sample_bytes
+    if size is None:
+        return Choice(request.max_memory, f"{said}; what a sample takes is not known", "request")
+    source = f", {dataset.source}" if dataset.source else ""
+    count = counted(fitted.shape.batches if fitted.shape.num_workers else 3, "batch")
+    reason = f"{said}; holds {count} of {size_text(size * fitted.shape.batch_size)}{source}"
+    return Choice(request.max_memory, reason, "request")
 
 
 def _shown(value: object) -> str:

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch.utils.data import DataLoader, Sampler
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
-from sharedds.errors import OptionError, StateError, WorkerError
+from sharedds.errors import OptionError, StateError
 from sharedds.generators.seeding import GlobalSeeding
+from sharedds.handles import unsent
+from sharedds.loader.accounts import Counters, LoaderMemory, LoaderStats, pinned_bytes
 from sharedds.loader.failures import FailedSample, collate_with_failures
+from sharedds.loader.flight import InFlight
+from sharedds.loader.guard import MemoryGuard
+from sharedds.loader.heap import LeanStart, is_tight
 from sharedds.loader.ledger import FailureLedger
 from sharedds.loader.plan import LoaderPlan
 from sharedds.loader.processes import ProcessIterator
+from sharedds.loader.replay import Replay
+from sharedds.loader.running import LoaderPass, Running
 from sharedds.loader.samples import SampleReader, WorkerStart
-from sharedds.loader.stream import EpochPass, OrderedBatches, Position, SampleStream
+from sharedds.loader.stream import OrderedBatches, Position, SampleStream
 from sharedds.loader.threads import ThreadIterator
+from sharedds.loader.tree import ProcessTree, busy_share
 from sharedds.order import LoaderState, SampleKey
 
-__all__ = ["LoaderPass", "OrderSampler", "PlannedLoader"]
+__all__ = ["OrderSampler", "PlannedLoader"]
 
 T = TypeVar("T")
 Integers = npt.NDArray[np.int64]
@@ -49,7 +60,10 @@ class PlannedLoader(DataLoader[T]):
     _seeding: GlobalSeeding
     _ledger: FailureLedger
     _stream_given: SampleStream | None = None
-    _newest: weakref.ref[LoaderPass] | None = None
+    _newest = unsent[weakref.ref[LoaderPass]]()
+    _running = unsent[Running]()
+    _iterator = unsent[Any]()
+    _most_in_flight: int | None = None
 
     def set_up(
         self,
@@ -156,7 +170,84 @@ class PlannedLoader(DataLoader[T]):
 
     def _is_under_way(self) -> bool:
         newest = self._newest() if self._newest is not None else None
-        return newest is not None and not newest.is_over
+        return newest is not None and not newest.is_over and not newest.is_broken
+
+    # --- what it costs ---------------------------------------------------------------------------
+
+    def memory(self) -> LoaderMemory:
+        """Measure what this process and the workers hold now; some 5 ms for each process."""
+        running = self._running
+        count = running.flight.count if running is not None and self._is_under_way() else 0
+        size = running.counters.batch_bytes if running is not None else None
+        return LoaderMemory(
+            processes=ProcessTree(running.workers if running is not None else {}).exact(),
+            batches_in_flight=count,
+            in_flight=count * size if size is not None else None,
+            pinned=pinned_bytes() if self.pin_memory else 0,
+            budget=self.plan.max_memory,
+        )
+
+    def stats(self) -> LoaderStats:
+        """Return how the newest loop goes: what was handed out, how fast, and who waits for whom.
+
+        It may be asked at any time, also from another thread.
+        """
+        running = self._running
+        if running is None:
+            return LoaderStats(epoch=self.epoch)
+        counters, flight = running.counters, running.flight
+        # An epoch is accounted for until the next one begins.
+        left_out = sum(failed.replacement is None for failed in self._ledger.failures)
+        return LoaderStats(
+            epoch=running.begun.epoch,
+            batches=counters.batches,
+            samples=running.begun.samples - left_out,
+            bytes=counters.bytes,
+            first_batch_seconds=counters.first,
+            waited=counters.waited,
+            between=counters.between,
+            in_flight=flight.count if self._is_under_way() else 0,
+            allowed=flight.allowed,
+            most=flight.most,
+            busy=busy_share(running.workers, running.threads),
+        )
+
+    def replay(self, n: int) -> Replay:
+        """Return an iterable that serves ``n`` batches, loaded once, again and again.
+
+        A loop over it costs no loading, so training alone can be timed: as many batches as an epoch
+        of this loader has, each the same object whenever its turn comes. The loader itself, its
+        position and its state stay as they are.
+
+        Args:
+            n: How many batches to load; they are kept in memory.
+
+        Raises:
+            OptionError: Not a whole number from 1.
+        """
+        if isinstance(n, bool) or not hasattr(n, "__index__") or n.__index__() < 1:
+            raise OptionError(f"replay({n!r}): a whole number of batches, 1 or more, is expected")
+        length = self._stream.source.length(Position(self._stream.next_position.epoch, 0))
+        count = n.__index__() if length is None else min(n.__index__(), length)
+        return Replay(self._twin(count), count, length)
+
+    def _twin(self, most: int) -> PlannedLoader[T]:
+        """The same loader with a position and accounts of its own, that makes little in advance."""
+        twin = copy.copy(self)
+        twin._most_in_flight = most
+        source = self._stream.source
+        twin._stream_given = SampleStream(
+            source, seed=self._stream.seed, samples=self._stream.samples, fingerprint=str
+        )
+        twin._stream_given.set_epoch(self._stream.next_position.epoch)
+        twin._ledger = FailureLedger(
+            dataclasses.replace(self._ledger.policy, log=None), self._ledger.samples
+        )
+        twin._newest = twin._running = None
+        twin._iterator = None
+        vars(twin)["persistent_workers"] = False
+        vars(twin)["generator"] = torch.Generator()
+        return twin
 
     # --- iterating -------------------------------------------------------------------------------
 
@@ -170,21 +261,41 @@ class PlannedLoader(DataLoader[T]):
         # Seeds of workers: not a function of how many passes were begun before.
         key = SampleKey(self._stream.seed, begun.epoch, self.plan.rank)
         self.generator.manual_seed(key.number("workers") >> 1)
-        inner = self._iterator if self.persistent_workers else None
-        if inner is not None and not getattr(inner, "_shutdown", False):
-            if self._newest is not None and (older := self._newest()) is not None:
-                older.supersede()
-            inner._reset(_View(self))
+        inner: Any = self._iterator if self.persistent_workers else None
+        if inner is not None and inner._shutdown:
+            inner = None
+        if inner is not None and self._newest is not None and (older := self._newest()) is not None:
+            older.supersede()
+        flight = inner.in_flight if inner is not None else self._in_flight()
+        guard = self._guard(flight)
+        counters = Counters(exact=guard is not None)
+        if inner is not None:
+            inner._reset(_View(self, flight))
         else:
-            inner = self._get_iterator()
+            inner = self._get_iterator(flight)
             self._iterator = inner if self.persistent_workers else None
         self._ledger.begin(begun.epoch, count=begun.position.failed)
-        made = LoaderPass(inner, begun, self._ledger, in_process=self.num_workers == 0)
+        self._running = Running(inner, begun, counters, flight)
+        made = LoaderPass(inner, self._running, self._ledger, guard)
         self._newest = weakref.ref(made)
         return made
 
-    def _get_iterator(self) -> _BaseDataLoaderIter:
-        view = _View(self)
+    def _in_flight(self) -> InFlight:
+        most = self.num_workers * (self.prefetch_factor or 0)
+        limit = self._most_in_flight
+        return InFlight(most if limit is None else min(most, limit), self.num_workers)
+
+    def _guard(self, flight: InFlight) -> MemoryGuard | None:
+        flight.begin()
+        budget = self.plan.max_memory
+        if budget is None:
+            return None
+        guard = MemoryGuard(budget, flight=flight, tree=ProcessTree(), batch_size=self.batch_size)
+        guard.check_trainer()
+        return guard
+
+    def _get_iterator(self, flight: InFlight | None = None) -> Any:
+        view = _View(self, flight if flight is not None else self._in_flight())
         if self.num_workers == 0:
             return _SingleProcessDataLoaderIter(view)
         if self.plan.engine == "thread":
@@ -195,8 +306,9 @@ class PlannedLoader(DataLoader[T]):
 class _View:
     """A loader as torch's iterators shall see it: with our reader and our batches."""
 
-    def __init__(self, loader: PlannedLoader[Any]) -> None:
+    def __init__(self, loader: PlannedLoader[Any], in_flight: InFlight) -> None:
         self._loader = loader
+        self.in_flight = in_flight
         self.collate_fn = collate_with_failures(loader.collate_fn)
         self.dataset = SampleReader(
             loader.dataset,
@@ -207,90 +319,18 @@ class _View:
         )
         self.policy = loader._ledger.policy
         self.seeding = loader._seeding
-        self.worker_init_fn = WorkerStart(loader.worker_init_fn)
+        start: Any = loader.worker_init_fn
+        plan = loader.plan
+        self.dataset.read_ahead = plan.read_ahead
+        if plan.max_memory is not None and plan.engine == "process":
+            planned = plan.estimate.total if plan.estimate is not None else None
+            if is_tight(plan.max_memory, planned, plan.num_workers):
+                start = LeanStart(start)
+        self.worker_init_fn = WorkerStart(start)
         self._index_sampler = loader._stream
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
-
-
-class LoaderPass(Iterator[Any]):
-    """The batches of one pass over a loader.
-
-    Attributes:
-        is_over: Whether the last batch was handed out.
-    """
-
-    def __init__(
-        self,
-        inner: _BaseDataLoaderIter,
-        begun: EpochPass,
-        ledger: FailureLedger,
-        *,
-        in_process: bool,
-    ) -> None:
-        self._inner = inner
-        self._begun = begun
-        self._ledger = ledger
-        self._in_process = in_process
-        reader: Any = inner._dataset
-        self._reader: SampleReader | None = reader if in_process and reader.seeding else None
-        self._is_ended = False
-        self._is_superseded = False
-        self._is_broken = False
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the last batch was handed out."""
-        return self._is_ended or self._begun.is_over
-
-    def supersede(self) -> None:
-        """Give nothing more: the workers serve another pass now."""
-        self._is_superseded = True
-
-    def __len__(self) -> int:
-        """Return how many batches this pass has in all."""
-        return len(self._begun)
-
-    def __next__(self) -> Any:
-        if self._is_ended:
-            raise StopIteration
-        if self._is_broken:
-            raise WorkerError(
-                "the workers of this loop ended with the error before; begin a new loop, after "
-                "loader.load_state_dict(loader.state_dict()) to go on from here"
-            )
-        if self._is_superseded:
-            raise StateError(
-                "another loop over this loader has begun, and its workers, which stay "
-                "(persistent_workers=True), serve one loop at a time; for loops at the same time "
-                "build the loader with persistent_workers=False, or one loader for each"
-            )
-        is_batch = False
-        while not is_batch:
-            try:
-                batch, is_batch = self._ledger.take(self._next())
-            except StopIteration:
-                self._is_ended = True
-                self._begun.end()
-                self._ledger.finish()
-                raise
-            except Exception:
-                self._begun.failed()
-                self._is_broken = bool(getattr(self._inner, "_shutdown", False))
-                raise
-            # Also one of which all samples were left out.
-            self._begun.handed(self._ledger.count_of(self._begun.epoch))
-        return batch
-
-    def _next(self) -> Any:
-        if not self._in_process:
-            return next(self._inner)
-        self._begun.forget_sent()  # of a batch that Ctrl-C interrupted
-        if self._reader is None:
-            return next(self._inner)
-        with self._reader.kept():
-            return next(self._inner)
 
 
 class OrderSampler(Sampler[int]):

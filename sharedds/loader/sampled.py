@@ -136,7 +136,7 @@ class _Apart:
             self._inside.restore()
 
     def __exit__(self, *about: object) -> None:
-        self._inside = kept_globals()
+        self._inside = self._inside or kept_globals()
         self._inside.keep()
         self._kept.restore()
 

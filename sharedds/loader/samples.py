@@ -6,19 +6,25 @@ make exactly the samples that any other worker, or a run without workers, would 
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import ConcatDataset, Dataset, Subset, get_worker_info
+from torch.utils.data import (
+    Dataset,
+    default_collate,
+    default_convert,
+    get_worker_info,
+)
 
 from sharedds.errors import SampleError, SchemaError
 from sharedds.generators.held import HeldGenerators
 from sharedds.generators.seeding import GlobalSeeding, kept_globals
+from sharedds.generators.sparing import SparingSeeding
 from sharedds.loader.failures import ErrorPolicy, has_failures
+from sharedds.loader.offers import adviser, reads_batches, tell_epoch
 from sharedds.order import Batch, SampleKey, keys_in_turn, using_key, using_keys
 
 __all__ = ["SampleReader", "WorkerStart"]
@@ -38,6 +44,9 @@ class SampleReader(Dataset[Any]):
         policy: What to do with a sample that cannot be loaded.
         collate_fn: Searched for generators; it is called by torch, not here.
         pool: A replacement for a sample is one of so many; 0 takes it from the same batch.
+
+    Attributes:
+        read_ahead: So many samples of a batch are advised before they are read; None for all.
     """
 
     def __init__(
@@ -54,6 +63,7 @@ class SampleReader(Dataset[Any]):
         self.policy = policy
         self.collate_fn = collate_fn
         self.pool = pool
+        self.read_ahead: int | None = None
         self._epoch: int | None = None
         # Found out by the first batch: after worker_init_fn, and in each worker for itself.
         self._held: HeldGenerators | None = None
@@ -61,6 +71,10 @@ class SampleReader(Dataset[Any]):
         self._advise: Callable[[Integers], object] | None = None
         self._together = False
         self._indices: list[int] = []
+        self._globals = SparingSeeding()
+        self._kept: kept_globals | None = None  # what training has drawn from, in its own process
+        self._keeper: _Kept | None = None
+        self._collate_may_draw = True
 
     def __getitem__(self, batch: Batch) -> Any:
         """Load the one sample of a batch of one, for loaders without batches."""
@@ -75,8 +89,10 @@ class SampleReader(Dataset[Any]):
         return self._read(batch)
 
     def kept(self) -> _Kept:
-        """A context that gives the generators of this process back as they were."""
-        return _Kept(self)
+        """The context that gives the generators of this process back as they were; not nested."""
+        if self._keeper is None:
+            self._keeper = _Kept(self)
+        return self._keeper
 
     def load(self, key: SampleKey) -> Any:
         """Load one sample.
@@ -86,9 +102,16 @@ class SampleReader(Dataset[Any]):
             Exception: Whatever the dataset raises.
         """
         with using_key(key):
-            if self.seeding.with_sample:
-                self._seed(key)
-            sample = self.dataset[key.index]
+            if not self.seeding.with_sample:
+                sample = self.dataset[key.index]
+            else:
+                self._globals.seed_apart(key.number("globals"))
+                try:
+                    if self._held:
+                        self._held.reseed(key)
+                    sample = self.dataset[key.index]
+                finally:
+                    self._globals.go_on()
         if (device := _elsewhere(sample)) is not None:
             raise _not_on_cpu(device, key)
         return sample
@@ -110,17 +133,17 @@ class SampleReader(Dataset[Any]):
             self._prepare()
         if batch.epoch != self._epoch:
             self._epoch = batch.epoch
-            _tell_epoch(self.dataset, batch.epoch)
+            tell_epoch(self.dataset, batch.epoch)
         self._indices = batch.indices.tolist()
         if self.seeding.with_batch:
             self._seed(batch.key(0))
         if self._together:
             samples = self._read_together(batch)
         else:
-            if self._advise is not None:
-                self._advise(batch.indices)
+            if self._advise is not None and self.read_ahead != 0:
+                self._advise(batch.indices[: self.read_ahead])
             samples = self._read_each(batch)
-        if self.seeding.with_sample:  # what collate_fn draws belongs to the batch
+        if self._collate_may_draw and self.seeding.with_sample:  # belongs to the batch
             first = batch.key(0)
             self.seeding.seed(first, "collate")
             if self._held_by_collate:
@@ -128,28 +151,38 @@ class SampleReader(Dataset[Any]):
         return samples
 
     def _read_each(self, batch: Batch) -> list[Any]:
+        if not self.seeding.with_sample:
+            return self._make_each(batch)
+        while True:
+            self._globals.begin(len(self._indices), self._kept)
+            samples = self._make_each(batch)
+            if self._globals.is_sound():
+                return samples
+
+    def _make_each(self, batch: Batch) -> list[Any]:
         """As :meth:`load` for each sample, written out: calls would take longer than all else."""
         samples: list[Any] = []
-        dataset, indices = self.dataset, self._indices
-        seed = self._seed if self._held else self.seeding.seed
-        with_sample = self.seeding.with_sample
+        dataset, indices, held = self.dataset, self._indices, self._held
+        with_sample, seed = self.seeding.with_sample, self._globals.seed
+        is_careful = with_sample and self._globals.is_careful
         with keys_in_turn(batch.seed, batch.epoch, indices, batch.draws) as turn:
             for at, index in enumerate(indices):
                 turn.at = at
                 try:
                     if with_sample:
-                        seed(turn.key)
-                    sample = dataset[index]
-                    kind = type(sample)
-                    if kind in _NO_TENSORS or (kind is torch.Tensor and sample.is_cpu):
-                        pass
-                    elif (device := _elsewhere(sample)) is not None:
-                        raise _not_on_cpu(device, turn.key)
-                    samples.append(sample)
+                        seed(turn.number("globals"))
+                        if held:
+                            held.reseed(turn.key)
+                    samples.append(dataset[index])
+                    if is_careful:
+                        self._globals.look()
                 except Exception as error:
                     samples += self.policy.failed(error, turn.key, self)
                     if self.policy.raises:
                         break
+            if not _NO_TENSORS.issuperset(map(type, samples)):
+                keys = (turn.key for turn.at in range(len(samples)))
+                return self._without_elsewhere(samples, keys)
         return samples
 
     def _read_together(self, batch: Batch) -> list[Any]:
@@ -168,12 +201,15 @@ class SampleReader(Dataset[Any]):
             return found
         if not isinstance(samples, list) or len(samples) != len(keys):
             raise SchemaError(_wrong_batch(self.dataset, samples, len(keys)))
-        if all(_elsewhere(sample) is None for sample in samples):
-            return samples
         return self._without_elsewhere(samples, keys)
 
-    def _without_elsewhere(self, samples: list[Any], keys: Sequence[SampleKey]) -> list[Any]:
+    def _without_elsewhere(self, samples: list[Any], keys: Iterable[SampleKey]) -> list[Any]:
         """The same with the policy's records in place of samples that are not on the CPU."""
+        if all(
+            sample.is_cpu if type(sample) is torch.Tensor else _elsewhere(sample) is None
+            for sample in samples
+        ):
+            return samples
         kept: list[Any] = []
         for sample, key in zip(samples, keys, strict=True):
             if (device := _elsewhere(sample)) is None:
@@ -196,8 +232,11 @@ class SampleReader(Dataset[Any]):
         self._held = HeldGenerators(dataset=self.dataset) if on else HeldGenerators()
         collate = self.collate_fn if on else None
         self._held_by_collate = HeldGenerators(collate_fn=collate) if on else HeldGenerators()
-        self._advise = _adviser(self.dataset)
-        self._together = _reads_batches(self.dataset)
+        self._globals = SparingSeeding()
+        inner = getattr(self.collate_fn, "collate_fn", self.collate_fn)
+        self._collate_may_draw = inner is not default_collate and inner is not default_convert
+        self._advise = adviser(self.dataset)
+        self._together = reads_batches(self.dataset)
 
 
 class _Kept:
@@ -214,8 +253,10 @@ class _Kept:
         held = (reader._held, reader._held_by_collate)
         self._undo = [undo for generators in held if generators for undo in generators.states()]
         self._globals.keep()
+        reader._kept = self._globals
 
     def __exit__(self, *about: object) -> None:
+        self._reader._kept = None
         self._globals.restore()
         for undo in self._undo:
             undo()
@@ -238,76 +279,6 @@ class WorkerStart:
             object.__setattr__(info, "dataset", info.dataset.dataset)  # torch made it read-only
         if self.function is not None:
             self.function(worker_id)
-
-
-# --- what a dataset offers -----------------------------------------------------------------------
-
-
-def _reads_batches(dataset: Any) -> bool:
-    """Whether a whole batch is best asked for at once."""
-    says = getattr(dataset, "reads_batches", None)
-    if isinstance(says, bool):
-        return says
-    if isinstance(dataset, Subset):
-        # Its __getitems__ may well load one by one, but then no sample would have its own key.
-        own = type(dataset).__getitem__ is not Subset.__getitem__
-        return not own and _reads_batches(dataset.dataset)
-    if getattr(dataset, "advise", None) is not None:
-        return False
-    return bool(getattr(dataset, "__getitems__", None))
-
-
-def _adviser(dataset: Any) -> Callable[[Integers], object] | None:
-    """What to call with the indices of a batch before any of them is read."""
-    advise = getattr(dataset, "advise", None)
-    if callable(advise):
-        return advise  # type: ignore[no-any-return]
-    if isinstance(dataset, Subset) and (inner := _adviser(dataset.dataset)) is not None:
-        return _SubsetAdviser(inner, dataset.indices)
-    if isinstance(dataset, ConcatDataset):
-        parts = [_adviser(part) for part in dataset.datasets]
-        if any(part is not None for part in parts):
-            return _ConcatAdviser(parts, dataset.cumulative_sizes)
-    return None
-
-
-class _SubsetAdviser:
-    def __init__(self, inner: Callable[[Integers], object], indices: Sequence[int]) -> None:
-        self.inner = inner
-        self.indices = indices
-
-    def __call__(self, indices: Integers) -> None:
-        self.inner(np.array([self.indices[i] for i in indices.tolist()], np.int64))
-
-
-class _ConcatAdviser:
-    def __init__(
-        self, parts: Sequence[Callable[[Integers], object] | None], ends: Sequence[int]
-    ) -> None:
-        self.parts = parts
-        self.ends = ends
-
-    def __call__(self, indices: Integers) -> None:
-        of_part: dict[int, list[int]] = {}
-        for index in indices.tolist():
-            part = bisect.bisect_right(self.ends, index)
-            begin = self.ends[part - 1] if part else 0
-            of_part.setdefault(part, []).append(index - begin)
-        for part, own in of_part.items():
-            if (advise := self.parts[part]) is not None:
-                advise(np.array(own, np.int64))
-
-
-def _tell_epoch(dataset: Any, epoch: int) -> None:
-    """Tell a dataset that wants to know, also one that others wrap."""
-    set_epoch = getattr(dataset, "set_epoch", None)
-    if callable(set_epoch):
-        set_epoch(epoch)
-    elif isinstance(dataset, Subset):
-        _tell_epoch(dataset.dataset, epoch)
-    elif isinstance(dataset, ConcatDataset):
-        for part in dataset.datasets:
-            _tell_epoch(part, epoch)
 
 
 # --- checks --------------------------------------------------------------------------------------

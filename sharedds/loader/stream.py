@@ -136,21 +136,23 @@ class EpochPass:
     Attributes:
         epoch: The epoch.
         position: Where to go on if the loader ended now.
+        samples: How many samples were handed out.
         is_over: Whether the last batch was handed out.
     """
 
     def __init__(self, source: Source, start: Position) -> None:
         self._source = source
         self._start = start
-        self._sent: collections.deque[tuple[int, bool]] = collections.deque()
+        self._sent: collections.deque[tuple[int, int, bool]] = collections.deque()
         self.epoch = start.epoch
         self.position = start
+        self.samples = 0
         self.is_over = False
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches as they are sent to be made."""
         for batch, is_last in self._source.batches(self._start):
-            self._sent.append((batch.consumed, is_last))
+            self._sent.append((batch.consumed, len(batch), is_last))
             yield batch
 
     def __len__(self) -> int:
@@ -161,7 +163,8 @@ class EpochPass:
 
     def handed(self, failed: int = 0) -> None:
         """Note that the user gets the next batch, with so many failed samples in the epoch."""
-        consumed, is_last = self._sent.popleft()
+        consumed, samples, is_last = self._sent.popleft()
+        self.samples += samples
         if is_last:
             self.end()
         else:

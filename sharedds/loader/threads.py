@@ -37,6 +37,7 @@ from sharedds.generators.thread_random import (
     redirect_globals,
     restore_globals,
 )
+from sharedds.loader.flight import InFlight
 from sharedds.loader.thread_copies import for_each_thread
 
 __all__ = ["ThreadIterator"]
@@ -67,11 +68,12 @@ class ThreadIterator(_BaseDataLoaderIter):
 
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)
-        self._most = loader.prefetch_factor * loader.num_workers
+        self.in_flight: InFlight = loader.in_flight
         self._init = loader.worker_init_fn
         self._reader: Any = loader.dataset
         self._seeded = bool(self._reader.seeding)
         self._outstanding: collections.deque[_Task] = collections.deque()
+        self.in_flight.tasks = weakref.ref(self._outstanding)
         self._broken = False
         self._start()
         self._begin()
@@ -95,7 +97,7 @@ class ThreadIterator(_BaseDataLoaderIter):
         try:
             self._wait(self._outstanding[0])
             task = self._outstanding.popleft()
-            self._submit()
+            self._fill()
         except BaseException:  # a stall, or Ctrl-C, which may come between any two steps
             self._broken = True
             self._drop()
@@ -112,6 +114,11 @@ class ThreadIterator(_BaseDataLoaderIter):
             del error
 
     @property
+    def thread_ids(self) -> tuple[int, ...]:
+        """What the system numbers the threads by."""
+        return tuple(thread.native_id or 0 for thread in self._pool.threads)
+
+    @property
     def _shutdown(self) -> bool:
         return self._pool.stopping
 
@@ -120,15 +127,20 @@ class ThreadIterator(_BaseDataLoaderIter):
     def _begin(self) -> None:
         self._broken = False
         self._watched = _WATCHED if self._seeded else 0
-        for _ in range(self._most):
-            self._submit()
+        self._fill()
 
-    def _submit(self) -> None:
+    def _fill(self) -> None:
+        """Hand out as many batches as may be in flight; one always is, until the epoch ends."""
+        while len(self._outstanding) < max(1, self.in_flight.allowed) and self._submit():
+            pass
+        self.in_flight.count = len(self._outstanding)
+
+    def _submit(self) -> bool:
         """Hand the next batch to the threads, if there is one."""
         try:
             task = _Task(self._next_index())  # type: ignore[no-untyped-call]
         except StopIteration:
-            return
+            return False
         except Exception as error:  # raised where its batch would be
             task = _Task(None)
             task.error, task.done = error, True
@@ -136,14 +148,16 @@ class ThreadIterator(_BaseDataLoaderIter):
         else:
             self._outstanding.append(task)
             self._pool.submit(task)
+        return True
 
     def _wait(self, task: _Task) -> None:
+        self.in_flight.check()
         if task.done:
             return
         # While this thread waits it draws nothing itself.
         watch = GlobalsWatch() if self._watched else None
         self._watched -= watch is not None
-        self._pool.wait(lambda: task.done, self._timeout)
+        self._pool.wait(lambda: task.done, self._timeout, check=self.in_flight.check)
         if watch is not None and (text := watch.warning()):
             self._watched = 0
             warnings.warn(text, RuntimeWarning, stacklevel=2)
@@ -258,8 +272,14 @@ class _Pool:
             self.pending += 1
         self.tasks.put(task)
 
-    def wait(self, come: Callable[[], bool], timeout: float) -> None:
-        """Wait until something has come true by what the threads do.
+    def wait(
+        self,
+        come: Callable[[], bool],
+        timeout: float,
+        *,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        """Wait until something has come true by what the threads do; ``check`` may raise.
 
         Raises:
             LoaderStalledError: Not within ``timeout`` seconds (0: no limit).
@@ -271,6 +291,8 @@ class _Pool:
                 left = ends - time.monotonic()
                 if left <= 0:
                     raise LoaderStalledError(self._stalled(timeout))
+                if check is not None:
+                    check()
                 self.changed.wait(min(left, _PATIENCE))
                 if not come() and not any(thread.is_alive() for thread in self.threads):
                     raise WorkerError(

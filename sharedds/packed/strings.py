@@ -239,7 +239,10 @@ class PackedStrings:
 
     def bytes(self, index: SupportsIndex) -> bytes:
         """Return item ``index`` as bytes."""
-        position = check_index(index, self._count)
+        if type(index) is int and 0 <= index < self._count:
+            position = index
+        else:
+            position = check_index(index, self._count)
         data, starts, blocks, models, model_starts = self._views
         following = position + 1
         start = blocks[position // _BLOCK] + starts[position]

@@ -1,7 +1,8 @@
-"""Worker processes: how they start, what they are sent, how batches come back, how they end."""
+"""Worker processes: how they start, what they are sent, how batches come back, how they end.
+
+Nothing is loaded here: the fork server begins with the smallest of these modules.
+"""
 
 from __future__ import annotations
 
-from sharedds.workers.starting import available_start_methods, start_context
-
-__all__ = ["available_start_methods", "start_context"]
+__all__: list[str] = []

@@ -24,28 +24,18 @@ import torch
 from torch.multiprocessing import get_sharing_strategy
 from torch.multiprocessing.reductions import reduce_tensor
 
-from sharedds.workers.postmortem import (
-    SHARED_MEMORY,
-    SharedMemoryRoom,
-    megabytes,
-    shared_memory_room,
-)
-
-if sys.platform != "win32":
-    import resource
+from sharedds.host.descriptors import open_files_limit
+from sharedds.host.shared import SHARED_MEMORY, SharedMemoryRoom, shared_memory_room
+from sharedds.host.system import megabytes
 
 __all__ = [
     "DescriptorKeeper",
     "InlineBatch",
     "deliverable",
     "guard_shared_memory",
-    "open_files_limit",
-    "raise_open_files_limit",
     "tensors_of",
 ]
 
-#: Above this, limits serve no purpose here, and some programs walk through all of them.
-_MOST_DESCRIPTORS = 65_536
 #: What is left for others in /dev/shm (communication between ranks): at most this many bytes.
 _MARGIN = 16 << 20
 #: Storages of at most so many bytes travel by value; beyond that, pipes are slower.
@@ -254,6 +244,11 @@ class _SmallByValue(ForkingPickler):
         self.dispatch_table = {**self.dispatch_table, torch.Tensor: self._reduce}
         self._storages: dict[int, _Bytes] = {}
 
+    def forget(self) -> None:
+        """Let go of what was pickled: the table leads back here, so this would keep it for long."""
+        self.clear_memo()
+        self._storages.clear()
+
     def _reduce(self, tensor: torch.Tensor) -> Any:
         if not _goes_by_value(tensor):
             return reduce_tensor(tensor)  # type: ignore[no-untyped-call]
@@ -290,32 +285,17 @@ def _goes_by_value(tensor: torch.Tensor) -> bool:
 
 def _pickled(batch: Any) -> Any:
     file = io.BytesIO()
+    pickler = _SmallByValue(file)
     try:
-        _SmallByValue(file).dump(batch)
+        pickler.dump(batch)
     except Exception:  # the queue will find the same, and say what it is
         return batch
+    finally:
+        pickler.forget()
     return _Pickled(file.getvalue())
 
 
 # --- in the trainer ------------------------------------------------------------------------------
-
-
-def open_files_limit() -> int | None:
-    """Return how many files this process may have open; None where that is not told."""
-    if sys.platform == "win32":
-        return None
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-
-
-def raise_open_files_limit() -> None:
-    """Let this process open as many files as it is allowed to."""
-    if sys.platform == "win32":
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 @dataclass(slots=True)

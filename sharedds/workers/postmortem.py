@@ -6,137 +6,16 @@ Everything here reads small files of the system below a root folder, so tests ha
 
 from __future__ import annotations
 
-import os
 import signal
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = [
-    "ROOT",
-    "SHARED_MEMORY",
-    "MachineMemory",
-    "SharedMemoryRoom",
-    "cause_and_advice",
-    "count_oom_kills",
-    "exit_text",
-    "is_signal_caught",
-    "machine_memory",
-    "megabytes",
-    "shared_memory_room",
-    "system_text",
-]
+from sharedds.host.shared import SHARED_MEMORY, SharedMemoryRoom
+from sharedds.host.system import ROOT, system_text
 
-#: Where the system keeps what processes share.
-SHARED_MEMORY = "/dev/shm"  # noqa: S108
-#: Below it are the files of the system.
-ROOT = Path("/")
-#: What a limit file holds that stands for no limit: version 1 rounds 2**63 down to pages.
-_NO_LIMIT = 1 << 60
+__all__ = ["cause_and_advice", "exit_text", "is_signal_caught"]
+
 #: Less than this free, and the next batch may well not have fitted.
 _NEARLY_FULL = 1 << 20
-
-
-# --- the machine ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineMemory:
-    """Memory that is left, in bytes.
-
-    Args:
-        available: What this process and its workers could still take: of the machine, or of the
-            control group where that is less.
-        limit: The smallest limit of the control groups this process is in.
-    """
-
-    available: int | None = None
-    limit: int | None = None
-
-    def __str__(self) -> str:
-        limit = f"limit {megabytes(self.limit)}" if self.limit is not None else "no limit found"
-        return f"{megabytes(self.available)} available ({limit})"
-
-
-@dataclass(frozen=True, slots=True)
-class SharedMemoryRoom:
-    """Bytes free and in all where batches travel (``/dev/shm``)."""
-
-    free: int
-    total: int
-
-    def __str__(self) -> str:
-        return f"{megabytes(self.free)} free of {megabytes(self.total)}"
-
-
-def megabytes(count: int | None) -> str:
-    """Return bytes as text for people; ``unknown`` for None."""
-    return "unknown" if count is None else f"{count / 1e6:,.1f} MB"
-
-
-def machine_memory(root: Path = ROOT) -> MachineMemory:
-    """Return how much memory is left, with the control groups of this process (v2 and v1)."""
-    available = None
-    for line in system_text(root / "proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
-    limit = None
-    for group in _memory_groups(root):
-        most = _number(group / "memory.max", group / "memory.limit_in_bytes")
-        if most is None or most >= _NO_LIMIT:
-            continue
-        limit = most if limit is None else min(limit, most)
-        used = _number(group / "memory.current", group / "memory.usage_in_bytes")
-        if used is not None:
-            rest = max(0, most - used)
-            available = rest if available is None else min(available, rest)
-    return MachineMemory(available=available, limit=limit)
-
-
-def count_oom_kills(root: Path = ROOT) -> int | None:
-    """Return how many processes the kernel has killed for memory, in the groups of this process.
-
-    Without control groups that tell, the count of the whole machine.
-    """
-    counts = []
-    for group in _memory_groups(root):
-        for name in ("memory.events", "memory.oom_control"):
-            found = _named(system_text(group / name), "oom_kill")
-            counts += [found] if found is not None else []
-    # The groups above count what happens below them (v2), or only their own limit (v1).
-    return max(counts) if counts else _named(system_text(root / "proc/vmstat"), "oom_kill")
-
-
-def shared_memory_room(path: str = SHARED_MEMORY) -> SharedMemoryRoom | None:
-    """Return how much room there is for batches; None where there is no such place."""
-    try:
-        info = os.statvfs(path)
-    except (AttributeError, OSError):
-        return None
-    return SharedMemoryRoom(info.f_bavail * info.f_frsize, info.f_blocks * info.f_frsize)
-
-
-def _memory_groups(root: Path) -> Iterator[Path]:
-    """The folders of the control groups for memory, from that of this process up to the top."""
-    for line in system_text(root / "proc/self/cgroup").splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number == "0" and not controllers:
-            tops = [root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified"]
-        elif "memory" in controllers.split(","):
-            tops = [root / "sys/fs/cgroup/memory"]
-        else:
-            continue
-        for top in tops:
-            # In a container the path may be that of the host, of which only the top is here.
-            parts = [part for part in path.split("/") if part and part != ".."]
-            for depth in range(len(parts), -1, -1):
-                folder = top.joinpath(*parts[:depth])
-                if folder.is_dir():
-                    yield folder
-
-
-# --- a worker ------------------------------------------------------------------------------------
 
 
 def is_signal_caught(pid: int, number: int, root: Path = ROOT) -> bool:
@@ -221,31 +100,3 @@ def _bus_error(room: SharedMemoryRoom | None, changed: list[str]) -> str:
         "short, so a disk or network file system failed while a mapped file was read (see "
         "`dmesg`), or a file was cut short and restored"
     )
-
-
-# --- reading -------------------------------------------------------------------------------------
-
-
-def system_text(path: Path) -> str:
-    """Return the text of a file of the system; nothing where there is none to read."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:  # none here, not allowed, or the process has just ended
-        return ""
-
-
-def _number(*paths: Path) -> int | None:
-    """The number in the first file that holds one; "max" is none."""
-    for path in paths:
-        text = system_text(path).strip()
-        if text.isdecimal():
-            return int(text)
-    return None
-
-
-def _named(text: str, name: str) -> int | None:
-    for line in text.splitlines():
-        words = line.split()
-        if len(words) == 2 and words[0] == name and words[1].isdecimal():
-            return int(words[1])
-    return None

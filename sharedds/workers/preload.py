@@ -16,12 +16,9 @@ LIBRARIES = (
     "numpy",
     "lmdb",
     "PIL.Image",
-    "simplejpeg",
-    "numcodecs",
-    "sharedds.datasets.images",
     "sharedds.datasets.lazy",
     "sharedds.datasets.memmap",
-    "sharedds.loader",
+    "sharedds.loader.build",
 )
 
 for _name in LIBRARIES:
@@ -30,6 +27,10 @@ for _name in LIBRARIES:
     with contextlib.suppress(Exception):
         importlib.import_module(_name)
 
+with contextlib.suppress(Exception):
+    importlib.import_module("PIL.Image").preinit()  # the common formats, as the first open() does
+
 # A full garbage collection writes to every object that it looks at, and so gives a worker a copy of
 # its own of 40 MB of them. Frozen ones are passed over, in the workers too.
 gc.freeze()
+gc.enable()  # stopped by sharedds.workers.importing

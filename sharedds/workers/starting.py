@@ -13,17 +13,14 @@ of the standard library with five differences:
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.queues
-import multiprocessing.spawn
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext, SpawnContext, SpawnProcess
 from typing import Any
@@ -31,16 +28,14 @@ from typing import Any
 import torch
 
 from sharedds.errors import OptionError
-from sharedds.host.starting import FORK_AFTER_CUDA
+from sharedds.host.starting import FORK_AFTER_CUDA, available_start_methods
 from sharedds.workers.delivery import guard_shared_memory
+from sharedds.workers.launching import launched_by_server, main_module_left_out, start_server
 from sharedds.workers.queues import AnsweringQueue
 from sharedds.workers.stacks import answer_on, open_line
 from sharedds.workers.transport import ReceivedCall, SealedCall
 
-__all__ = ["available_start_methods", "start_context"]
-
-#: What the fork server imports first; it ignores what it cannot import.
-_PRELOAD = ("torch", "numpy", "sharedds.workers.preload")
+__all__ = ["available_start_methods", "prepare_start", "start_context"]
 
 #: Read by these libraries when they are first loaded; a value set by the user stays.
 _THREAD_VARIABLES = (
@@ -52,51 +47,16 @@ _THREAD_VARIABLES = (
     "OPENCV_FOR_THREADS_NUM",
 )
 
-_launching = threading.RLock()
 
-
-def available_start_methods() -> tuple[str, ...]:
-    """Return the start methods of this platform, the preferred one first."""
-    methods = multiprocessing.get_all_start_methods()
-    preferred = "forkserver" if sys.platform == "linux" else "spawn"
-    return tuple(sorted(methods, key=lambda method: method != preferred))
+def prepare_start(method: str) -> None:
+    """Begin what takes long before the first worker can start by ``method``; returns at once."""
+    if method == "forkserver":
+        start_server()
 
 
 def start_context(method: str) -> BaseContext:
     """Return the context that starts loader workers by ``method``."""
     return _CONTEXTS[method]
-
-
-# --- in the trainer: starting a worker -----------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _main_module_left_out() -> Iterator[None]:
-    """While open, processes started by this thread get no main module to import.
-
-    Other threads are not affected, and asking for the default start method does not fix it, as the
-    original function would.
-    """
-    thread = threading.get_ident()
-
-    def prepare(name: str) -> dict[str, Any]:
-        if threading.get_ident() != thread:
-            return original(name)
-        chosen: Any = multiprocessing.get_start_method(allow_none=True)
-        data = original(name)
-        if chosen is None:
-            multiprocessing.set_start_method(None, force=True)
-        data.pop("init_main_from_path", None)
-        data.pop("init_main_from_name", None)
-        return data
-
-    with _launching:
-        original = multiprocessing.spawn.get_preparation_data
-        multiprocessing.spawn.get_preparation_data = prepare
-        try:
-            yield
-        finally:
-            multiprocessing.spawn.get_preparation_data = original
 
 
 # --- in the worker -------------------------------------------------------------------------------
@@ -140,6 +100,14 @@ def _limit_threads() -> None:
         blosc.set_nthreads(1)
 
 
+def _take_over(environment: dict[str, str] | None) -> None:
+    """Let the environment be that of the trainer."""
+    if environment is not None and environment != os.environ:
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        os.environ.update(environment)
+
+
 def _leave_interrupts_to_trainer() -> None:
     """Do nothing on Ctrl-C: the trainer decides whether to end its workers.
 
@@ -161,6 +129,8 @@ class _Worker:
     _kwargs: dict[str, Any]
     line: Connection | None = None
     is_loader_worker = True
+    #: Of the trainer at the start of the worker; a fork server keeps that of its own start.
+    _environment: dict[str, str] | None = None
 
     def start(self) -> None:
         """Start the worker, with a line on which it can be asked where it is."""
@@ -180,6 +150,7 @@ class _Worker:
         # A full garbage collection writes to every object that it looks at, and so gives a forked
         # worker copies of its own of all that it shares with the trainer: 40 MB after torch.
         gc.freeze()
+        _take_over(self._environment)
         _leave_interrupts_to_trainer()
         _end_with_trainer()
         if self.line is not None:
@@ -213,7 +184,7 @@ class _SpawnWorker(_Worker, SpawnProcess):
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802 - the name multiprocessing calls
         process_obj._seal("spawn")
-        with _main_module_left_out():
+        with main_module_left_out():
             return SpawnProcess._Popen(process_obj)
 
 
@@ -224,21 +195,12 @@ class _SpawnContext(_Queues, SpawnContext):
 _CONTEXTS: dict[str, BaseContext] = {"spawn": _SpawnContext()}
 
 if sys.platform != "win32":
-    from multiprocessing import forkserver
     from multiprocessing.context import (
         ForkContext,
         ForkProcess,
         ForkServerContext,
         ForkServerProcess,
     )
-
-    def _preload_fork_server() -> None:
-        """Tell a fork server that does not run yet what to import; one that runs is left alone."""
-        server = forkserver._forkserver
-        if getattr(server, "_forkserver_pid", None) is not None:
-            return
-        asked = [name for name in getattr(server, "_preload_modules", ()) if name != "__main__"]
-        forkserver.set_forkserver_preload([*dict.fromkeys([*asked, *_PRELOAD])])
 
     class _ForkWorker(_Worker, ForkProcess):
         @staticmethod
@@ -251,9 +213,8 @@ if sys.platform != "win32":
         @staticmethod
         def _Popen(process_obj: Any) -> Any:  # noqa: N802
             process_obj._seal("forkserver")
-            with _main_module_left_out():
-                _preload_fork_server()
-                return ForkServerProcess._Popen(process_obj)
+            process_obj._environment = dict(os.environ)
+            return launched_by_server(lambda: ForkServerProcess._Popen(process_obj))
 
     class _ForkContext(_Queues, ForkContext):
         Process = _ForkWorker

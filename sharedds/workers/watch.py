@@ -8,16 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from sharedds.host.memory import count_oom_kills, machine_memory
+from sharedds.host.shared import SHARED_MEMORY, shared_memory_room
+from sharedds.host.system import ROOT, megabytes, system_text
 from sharedds.memory import parse_smaps_rollup
-from sharedds.workers.postmortem import (
-    ROOT,
-    SHARED_MEMORY,
-    count_oom_kills,
-    machine_memory,
-    megabytes,
-    shared_memory_room,
-    system_text,
-)
 
 __all__ = ["WorkerMemory", "WorkerWatch", "mapped_files", "worker_memory"]
 

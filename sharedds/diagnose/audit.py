@@ -1,0 +1,344 @@
+"""Finds what a dataset holds that costs its workers memory or does not survive a new process."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from sharedds.diagnose.containers import CONTAINERS, first_items, is_a, is_object_array, item_count
+from sharedds.diagnose.fixes import fix_of
+from sharedds.diagnose.graph import FEW_ITEMS, Part, modules_used, own_attributes, walk
+from sharedds.diagnose.hazards import Hazard, grouped
+from sharedds.diagnose.prices import Price, Pricer
+from sharedds.diagnose.signs import LIBRARIES_AFTER_FORK, random_kind, sign_of, table_kind
+from sharedds.diagnose.sizes import image_bytes, is_image
+
+__all__ = ["Audit", "audit"]
+
+#: What a worker may pay before it is worth a word, in bytes.
+LEAST_BYTES = 1_000_000
+_MOST_TENSORS = 256  # of which each takes an open file on its way
+_DATA = ("objects", "table", "array", "images")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """What was found in a dataset.
+
+    Args:
+        hazards: The dearest first.
+        notes: What is good to know and decides nothing.
+        may_grow: Empty containers, which may be caches.
+        parts: How many things were looked at.
+        is_whole: Whether there was time to look at everything.
+    """
+
+    hazards: tuple[Hazard, ...] = ()
+    notes: tuple[Hazard, ...] = ()
+    may_grow: tuple[str, ...] = ()
+    parts: int = 0
+    is_whole: bool = True
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return asdict(self)
+
+
+def audit(
+    dataset: object,
+    *,
+    collate_fn: object = None,
+    transform: object = None,
+    seconds: float = 2.0,
+) -> Audit:
+    """Look for hazards in the objects of a dataset, without running any code of them.
+
+    Args:
+        dataset: Any dataset.
+        collate_fn: The function that makes its batches.
+        transform: A transform that the dataset does not hold itself.
+        seconds: The longest it may take, about.
+    """
+    named = {"dataset": dataset, "collate_fn": collate_fn, "transform": transform}
+    search = _Search(seconds)
+    search.rest = {f"dataset.{name}": value for name, value in own_attributes(dataset).items()}
+    roots = {name: root for name, root in named.items() if root is not None}
+    is_whole = walk(roots, search.visit, seconds=seconds / 2)
+    found = [each for each in map(_weighed, grouped(search.found())) if each is not None]
+    hazards = [each for each in found if not each.is_note]
+    hazards.sort(key=lambda hazard: -(hazard.most + (hazard.spawn is None) * (1 << 50)))
+    return Audit(
+        hazards=tuple(hazards),
+        notes=tuple(each for each in found if each.is_note),
+        may_grow=tuple(search.may_grow),
+        parts=search.parts,
+        is_whole=is_whole,
+    )
+
+
+@dataclass(slots=True)
+class _Search:
+    """Collects on the walk; prices come at the end, when all names are known."""
+
+    seconds: float
+    parts: int = 0
+    hazards: list[Hazard] = field(default_factory=list)
+    data: list[tuple[Part, str]] = field(default_factory=list)
+    may_grow: list[str] = field(default_factory=list)
+    libraries: dict[str, str] = field(default_factory=dict)
+    rest: dict[str, Any] = field(default_factory=dict)
+
+    def visit(self, part: Part) -> bool:
+        """Judge a part; return whether to go into it."""
+        self.parts += 1
+        obj = part.value
+        for judge in (self._is_broken, self._is_random, self._is_data, self._is_code):
+            answer = judge(part, obj)
+            if answer is not None:
+                return answer
+        return True
+
+    def found(self) -> list[Hazard]:
+        """Return the hazards, those that cost memory with their prices."""
+        pricer = Pricer(self.seconds / 2)
+        for part, kind in sorted(self.data, key=lambda each: _rank(each[0].value)):
+            self.hazards.append(_priced(part, kind, pricer.price(part.value)))
+        for path, value in self.rest.items():  # of many small parts
+            self.hazards.append(_rest(path, value, pricer.price(value)))
+        for name, path in self.libraries.items():
+            why, remedy = LIBRARIES_AFTER_FORK[name]
+            self.hazards.append(
+                Hazard(
+                    kind="library", path=path, what=f"uses {name}: {why}", fix=remedy, is_note=True
+                )
+            )
+        return self.hazards
+
+    def _is_broken(self, part: Part, obj: Any) -> bool | None:
+        sign = sign_of(obj)
+        if sign is None:
+            return None
+        what = sign.label
+        if sign.after_fork:
+            what += f"; {sign.after_fork}"
+        if not sign.pickles:
+            what += "; cannot be sent to a worker by spawn or forkserver"
+        harmless = part.via != "instance"  # made anew by each worker that imports the module
+        self.hazards.append(
+            Hazard(
+                kind=sign.kind,
+                path=part.path,
+                what=what,
+                fix=fix_of(sign.kind, part.path, sign.opens),
+                is_note=sign.kind != "handle" and (harmless or sign.pickles),
+                spawn=0 if sign.pickles or harmless else None,
+                breaks=bool(sign.after_fork),
+            )
+        )
+        return False
+
+    def _is_random(self, part: Part, obj: Any) -> bool | None:
+        kind = random_kind(obj)
+        if kind is None:
+            return None
+        self.hazards.append(
+            Hazard(
+                kind="random",
+                path=part.path,
+                what=f"{kind} that every worker of a plain DataLoader gets the same copy of: all "
+                "draw the same numbers (build_loader seeds it anew for each sample)",
+                fix=fix_of("random", part.path),
+                repeats=True,
+                is_of_class=part.via != "instance",
+            )
+        )
+        return False
+
+    def _is_data(self, part: Part, obj: Any) -> bool | None:
+        if is_a(obj, CONTAINERS):
+            count = item_count(obj)
+            if not count and is_a(obj, (dict, list)) and _is_near(part):
+                self.may_grow.append(part.path)
+            if count <= FEW_ITEMS:
+                return None
+            self.data.append((part, "objects"))
+            self._look_into(part, obj)
+            return bool(own_attributes(obj))
+        if table_kind(obj) is not None:
+            self.data.append((part, "table"))
+            return False
+        if is_a(obj, (np.ndarray, torch.Tensor)):
+            self.data.append((part, "array"))
+            return False
+        if is_image(type(obj)) and image_bytes(obj):
+            self.data.append((part, "images"))
+            return False
+        if type(obj) in (str, bytes, bytearray) and len(obj) >= LEAST_BYTES:
+            self.data.append((part, "array"))
+        return None
+
+    def _look_into(self, part: Part, obj: Any) -> None:
+        """Many items of one kind that is a hazard in itself: handles, generators."""
+        for item in first_items(obj, 8):
+            if (sign := sign_of(item)) is not None and sign.kind == "handle":
+                self._is_broken(Part(f"{part.path}[...]", item, part.via), item)
+                return
+            if random_kind(item) is not None:
+                self._is_random(Part(f"{part.path}[...]", item, part.via), item)
+                return
+
+    def _is_code(self, part: Part, obj: Any) -> bool | None:
+        if is_a(obj, types.FunctionType):
+            for name in modules_used(obj):
+                if (library := name.partition(".")[0]) in LIBRARIES_AFTER_FORK:
+                    self.libraries.setdefault(library, part.path)
+            if part.via == "instance" and "<locals>" in obj.__qualname__ + _lambda(obj):
+                self.hazards.append(_local(part, obj))
+            return True
+        if is_a(obj, functools._lru_cache_wrapper):
+            info = obj.cache_info()
+            if info.maxsize is None and not _takes_nothing(obj):
+                self.hazards.append(_cache(part, info.currsize))
+            return True
+        return None
+
+
+def _weighed(hazard: Hazard) -> Hazard | None:
+    """Return a hazard that costs enough to be told, None for one that does not."""
+    if hazard.kind not in _DATA:
+        return hazard
+    if hazard.tensors > _MOST_TENSORS:
+        what = f"{hazard.what}; to be sent, {hazard.tensors:,} tensors need as many open files"
+        return replace(hazard, what=what)
+    if hazard.most >= LEAST_BYTES:
+        return hazard
+    if hazard.shared < LEAST_BYTES:
+        return None
+    what = f"{hazard.what}; spawn and forkserver move it to shared memory, once for all workers"
+    return replace(hazard, what=what, is_note=True)
+
+
+def _is_near(part: Part) -> bool:
+    """Whether it is an attribute of the dataset itself."""
+    return part.via == "instance" and part.path.count(".") == 1
+
+
+def _rank(obj: Any) -> int:
+    """The order of prices: what holds objects first, since arrays of numbers share none."""
+    return int(is_a(obj, (np.ndarray, torch.Tensor)) and not is_object_array(obj))
+
+
+def _lambda(function: types.FunctionType) -> str:
+    """A lambda at the top of a module is no local one, and cannot be found by its name either."""
+    return "<locals>" if function.__name__ == "<lambda>" else ""
+
+
+def _takes_nothing(cached: Any) -> bool:
+    wrapped = own_attributes(cached).get("__wrapped__")
+    code = getattr(wrapped, "__code__", None)
+    return code is not None and code.co_argcount + code.co_kwonlyargcount == 0
+
+
+def _local(part: Part, function: types.FunctionType) -> Hazard:
+    name = "a lambda" if function.__name__ == "<lambda>" else "a function inside another one"
+    return Hazard(
+        kind="function",
+        path=part.path,
+        what=f"{name}: a plain DataLoader cannot send it to workers started by spawn or forkserver "
+        "(build_loader can)",
+        fix=fix_of("function", part.path),
+        is_note=True,
+        spawn=0,
+    )
+
+
+def _cache(part: Part, entries: int) -> Hazard:
+    return Hazard(
+        kind="cache",
+        path=part.path,
+        what=f"a cache without a limit ({entries:,} entries now): each worker comes to hold all "
+        "results of its own",
+        fix=fix_of("cache", part.path),
+    )
+
+
+def _priced(part: Part, kind: str, price: Price) -> Hazard:
+    obj = part.value
+    what, kind = _described(obj, kind, price)
+    if kind == "array" and part.via == "instance" and isinstance(obj, np.memmap):
+        what += "; pickled, it becomes a private copy of the file"
+    return Hazard(
+        kind=kind,
+        path=part.path,
+        what=what,
+        fix=fix_of(kind, part.path, obj),
+        fork=price.fork,
+        spawn=price.spawn,
+        shared=price.shared,
+        tensors=price.tensors,
+    )
+
+
+def _rest(path: str, obj: Any, price: Price) -> Hazard:
+    about = "about " if price.sampled else ""
+    return Hazard(
+        kind="objects",
+        path=path,
+        what=f"a {type(obj).__name__} that refers to {about}{price.objects:,} Python objects",
+        fix=fix_of("objects", path),
+        fork=price.fork,
+        spawn=price.spawn,
+        shared=price.shared,
+        tensors=price.tensors,
+    )
+
+
+def _described(obj: Any, kind: str, price: Price) -> tuple[str, str]:
+    """Say what some data is, and of which kind it is on a closer look."""
+    about = "about " if price.sampled else ""
+    if table := table_kind(obj):
+        rows = len(obj) if hasattr(obj, "__len__") else 0
+        return f"a {table} of {rows:,} rows, {about}{price.objects:,} Python objects", "table"
+    if isinstance(obj, np.ndarray | torch.Tensor):
+        if isinstance(obj, np.ndarray) and obj.dtype.hasobject:
+            return f"an array of {obj.size:,} Python objects", "objects"
+        shape = " × ".join(map(str, obj.shape))
+        name = "tensor" if isinstance(obj, torch.Tensor) else type(obj).__name__
+        mapped = "" if name == "memmap" else "private "
+        return f"a {mapped}{name} of {shape} {str(obj.dtype).removeprefix('torch.')}", kind
+    if is_image(type(obj)):
+        return "a decoded image", "images"
+    if isinstance(obj, str | bytes | bytearray):
+        return f"{type(obj).__name__} of {len(obj):,}", kind
+    items = first_items(obj, 200)
+    names = sorted({_name(item) for item in items})
+    of = " and ".join(names[:2]) if len(names) < 3 else f"{names[0]}, {names[1]} and others"
+    what = f"a {type(obj).__name__} of {item_count(obj):,} items ({of})"
+    if _mostly(items, lambda item: is_image(type(item)) or _is_picture(item)):
+        return f"{what}: decoded images, kept", "images"
+    if _mostly(items, lambda item: isinstance(item, np.ndarray | torch.Tensor)):
+        return what, "array"
+    return f"{what}, {about}{price.objects:,} Python objects", "objects"
+
+
+def _name(obj: Any) -> str:
+    return type(obj).__name__
+
+
+def _mostly(items: list[Any], is_so: Callable[[Any], bool]) -> bool:
+    return sum(map(is_so, items)) * 2 > len(items)
+
+
+def _is_picture(obj: Any) -> bool:
+    """Whether an array or tensor looks like a picture: bytes, in two dimensions or more."""
+    return (
+        isinstance(obj, np.ndarray | torch.Tensor)
+        and str(obj.dtype).removeprefix("torch.") == "uint8"
+        and obj.ndim >= 2
+    )

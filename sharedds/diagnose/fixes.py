@@ -1,0 +1,147 @@
+"""What to write instead, as code, for each kind of hazard."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import torch
+
+from sharedds.diagnose.containers import first_items, is_a, is_object_array
+
+__all__ = ["fix_of"]
+
+_FUNCTION = """\
+def transform(image):    # at the top of a module
+    ...
+# or keep it, and let sharedds send it by value:
+loader = sharedds.build_loader(dataset, ...)"""
+
+_RANDOM = """\
+# seeds {name} anew for each sample:
+loader = sharedds.build_loader(dataset, seed=0, ...)
+# or, in a sharedds.LazyDataset, draw from the stream of the sample:
+shift = self.rng.integers(0, 32)"""
+
+_CACHE = """\
+@functools.lru_cache(maxsize=128)        # a limit, for each worker
+# or, for what is opened once in each process:
+@sharedds.per_process"""
+
+_TABLE = """\
+class Rows(sharedds.LazyDataset):        # rows packed in one file
+    def __init__(self, table):
+        super().__init__(table.itertuples(index=False, name=None))
+
+    def load(self, row):
+        ..."""
+
+_RECORDS = """\
+class Samples(sharedds.LazyDataset):     # items packed in one file
+    def __init__(self, items):
+        super().__init__(items)          # was: self.{name} = items
+
+    def load(self, item):
+        ..."""
+
+_STRINGS = "{place} = sharedds.PackedStrings.build({name})"
+_ROWS = "{place} = sharedds.RaggedArray.build({name}, dtype=np.{dtype})"
+_NUMBERS = "{place} = np.asarray({name})"
+
+_ARRAY = """\
+np.save("{name}.npy", {name})            # once
+
+@sharedds.per_process                    # mapped, not copied
+def {name}(self):
+    return np.load("{name}.npy", mmap_mode="r")"""
+
+_ARRAYS = """\
+for i, array in enumerate({name}):       # once
+    np.save(f"{name}/{{i:06d}}.npy", array)
+# then map them, when they are read:
+files = sorted(Path("{name}").glob("*.npy"))
+dataset = sharedds.MemmapDataset(files, per_file=True)"""
+
+_IMAGES = """\
+class Images(sharedds.LazyDataset):      # keep paths, decode when asked
+    def load(self, path):
+        return transform(Image.open(path).convert("RGB"))
+# or pack them once, decoded, for all workers together:
+#   sharedds pack images/ images.lmdb --codec raw --size 224x224
+dataset = sharedds.ImageDataset("images.lmdb")"""
+
+_HANDLE = """\
+@sharedds.per_process                    # opened by each process
+def {name}(self):
+    return {opens}"""
+
+_LOCK = """\
+@sharedds.per_process                    # made by each process
+def {name}(self):
+    return threading.Lock()"""
+
+_ITERATOR = "{place} = sharedds.PackedStrings.build({name})   # read by number"
+
+_GROWTH = """\
+# Keep nothing from one sample to the next, or keep a bounded number:
+@functools.lru_cache(maxsize=128)"""
+
+
+def fix_of(kind: str, path: str, about: Any = None) -> str:
+    """Return code that avoids a hazard.
+
+    Args:
+        kind: Of the hazard.
+        path: Where it is; its last name is used in the code.
+        about: The object, or for handles the expression that opens it.
+    """
+    name = _last_name(path)
+    if kind == "handle":
+        return _HANDLE.format(
+            name=name, opens=about or "...                          # open it here"
+        )
+    if kind == "objects":
+        return _of_objects(path, about)
+    if kind == "array":
+        template = _ARRAY if is_a(about, (np.ndarray, torch.Tensor)) else _ARRAYS
+        return template.format(name=name)
+    texts = {
+        "cache": _CACHE,
+        "function": _FUNCTION,
+        "growth": _GROWTH,
+        "images": _IMAGES,
+        "iterator": _ITERATOR,
+        "lock": _LOCK,
+        "random": _RANDOM,
+        "table": _TABLE,
+    }
+    return texts[kind].replace("{name}", name).replace("{place}", _place(path))
+
+
+def _of_objects(path: str, obj: Any) -> str:
+    name, place = _last_name(path), _place(path)
+    is_sequence = is_object_array(obj) or is_a(obj, (list, tuple))
+    items = first_items(obj, 100) if is_sequence else []
+    kinds = {type(item) for item in items}
+    if kinds == {str}:
+        return _STRINGS.format(name=name, place=place)
+    if kinds and kinds <= {int, float, bool}:
+        return _NUMBERS.format(name=name, place=place)
+    inner = {type(part) for item in items if type(item) in (list, tuple) for part in item}
+    if kinds and kinds <= {list, tuple} and inner and inner <= {int, float}:
+        return _ROWS.format(name=name, place=place, dtype="float64" if float in inner else "int64")
+    return _RECORDS.format(name=name)
+
+
+def _last_name(path: str) -> str:
+    """Return the last name of a path as an identifier: of a key, a variable or an attribute."""
+    quoted = re.findall(r"'([A-Za-z_]\w*)'", path)
+    names = quoted or re.findall(r"[A-Za-z_]\w*", path.rpartition(".")[2] or path)
+    return names[-1].lstrip("_") if names and names[-1].strip("_") else "data"
+
+
+def _place(path: str) -> str:
+    """Return how the dataset itself writes a path."""
+    is_own = path.startswith("dataset.") and " -> " not in path and "[...]" not in path
+    return f"self.{path[8:]}" if is_own else f"self.{_last_name(path)}"

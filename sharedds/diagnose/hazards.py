@@ -1,0 +1,105 @@
+"""What an audit finds: one hazard for each thing, or for each place with many alike."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+__all__ = ["Hazard", "grouped"]
+
+_MOST_OF_ONE_PLACE = 3
+_INDEX = re.compile(r"\[(?:'[^']*'|[^\]]*)\]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hazard:
+    """One thing that costs workers memory, or that they cannot have.
+
+    Args:
+        kind: "objects", "table", "array", "images", "handle", "lock", "iterator", "random",
+            "function", "library", "cache" or "growth".
+        path: Where it is, such as ``dataset.meta['rows']``.
+        what: What it is and does, in a line.
+        fix: What to write instead, as code.
+        is_note: Whether it is only good to know: it decides nothing.
+        fork: Private bytes that each forked worker comes to hold.
+        spawn: Private bytes of each worker started by spawn or forkserver; None if it cannot start.
+        shared: Bytes that spawn and forkserver move to shared memory once, for all workers.
+        tensors: How many tensors that are; each takes an open file on its way.
+        breaks: Whether a forked worker cannot use it.
+        repeats: Whether workers of a plain DataLoader draw the same random numbers.
+        is_of_class: Whether a class or a module holds it, not the dataset's objects.
+    """
+
+    kind: str
+    path: str
+    what: str
+    fix: str = ""
+    is_note: bool = False
+    fork: int = 0
+    spawn: int | None = 0
+    shared: int = 0
+    tensors: int = 0
+    breaks: bool = False
+    repeats: bool = False
+    is_of_class: bool = False
+
+    @property
+    def most(self) -> int:
+        """The most bytes that one worker pays for it."""
+        return max(self.fork, self.spawn or 0)
+
+    def repeated_share(self, num_workers: int) -> float:
+        """Return which share of the random numbers of all workers are repetitions."""
+        return (num_workers - 1) / num_workers if self.repeats and num_workers else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return asdict(self)
+
+
+def _without_shadowed(hazards: list[Hazard]) -> list[Hazard]:
+    """Leave out generators of a class where its instances have one of their own by that name."""
+    random = [each for each in hazards if each.kind == "random"]
+    own = {each.path.rpartition(".")[2] for each in random if not each.is_of_class}
+    return [
+        each
+        for each in hazards
+        if not (each.kind == "random" and each.is_of_class and each.path.rpartition(".")[2] in own)
+    ]
+
+
+def grouped(hazards: list[Hazard]) -> list[Hazard]:
+    """Tell many of a kind in one place once."""
+    hazards = _without_shadowed(hazards)
+    places: dict[tuple[str, str, bool], list[Hazard]] = {}
+    for hazard in hazards:
+        place = _INDEX.sub("[...]", hazard.path)
+        places.setdefault((hazard.kind, place, hazard.is_note), []).append(hazard)
+    kept = []
+    for group in places.values():
+        if len(group) <= _MOST_OF_ONE_PLACE:
+            kept += group
+            continue
+        first = group[0]
+        cannot = any(each.spawn is None for each in group)
+        kept.append(
+            replace(
+                first,
+                path=_common([each.path for each in group]),
+                what=f"{len(group)} times: {first.what}",
+                fork=sum(each.fork for each in group),
+                spawn=None if cannot else sum(each.spawn or 0 for each in group),
+                shared=sum(each.shared for each in group),
+                tensors=sum(each.tensors for each in group),
+            )
+        )
+    return kept
+
+
+def _common(paths: list[str]) -> str:
+    """Return a path with ``[...]`` wherever some paths have different keys."""
+    keys = [_INDEX.findall(path) for path in paths]
+    same = iter([each[0] if len(set(each)) == 1 else "[...]" for each in zip(*keys, strict=True)])
+    return _INDEX.sub(lambda _: next(same), paths[0])

@@ -1,0 +1,98 @@
+"""Throughput and memory over workers, as a picture (needs the extra ``plots``)."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+from sharedds.diagnose.comparing import Settings
+from sharedds.diagnose.tuned_report import Candidate, TuneReport
+from sharedds.errors import MissingExtraError, SourceError
+
+__all__ = ["plot_tuning", "require_plots"]
+
+_COLORS = {"process": "#1f5fa8", "thread": "#c4572a"}
+_NAMES = {"process": "processes", "thread": "threads"}
+
+
+def require_plots() -> Any:
+    """Return matplotlib's class of figures.
+
+    Raises:
+        MissingExtraError: It is not installed.
+    """
+    try:
+        return importlib.import_module("matplotlib.figure").Figure
+    except ImportError as error:
+        raise MissingExtraError(
+            "a picture needs matplotlib, which is not installed: pip install 'sharedds[plots]'"
+        ) from error
+
+
+def plot_tuning(report: TuneReport, path: str | os.PathLike[str]) -> None:
+    """Draw throughput and memory over the number of workers.
+
+    Args:
+        report: What was found.
+        path: The picture to write; its ending says which format (png, svg, pdf).
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        SourceError: The picture cannot be written.
+    """
+    figure = require_plots()(figsize=(7.0, 5.6), layout="constrained")
+    rates, memory = figure.subplots(2, 1, sharex=True)
+    for engine in ("process", "thread"):
+        points = _points(report, engine)
+        if not points:
+            continue
+        workers = [each.settings.num_workers for each in points]
+        style = {"marker": "o", "color": _COLORS[engine], "label": _NAMES[engine]}
+        rates.plot(workers, [each.samples_per_second for each in points], **style)
+        memory.plot(workers, [(each.memory or 0) / 1e6 for each in points], **style)
+    for settings, name, marker, size in (
+        (report.default, "default", "s", 11),
+        (report.chosen, "chosen", "*", 15),
+    ):
+        for each in report.candidates:
+            if each.settings == settings and each.samples_per_second is not None:
+                rates.plot(
+                    [settings.num_workers],
+                    [each.samples_per_second],
+                    marker=marker,
+                    markersize=size,
+                    linestyle="none",
+                    markerfacecolor="none",
+                    color="black",
+                    label=f"{name}: {settings.label}",
+                )
+    if report.max_memory is not None:
+        memory.axhline(report.max_memory / 1e6, linestyle="--", color="black", label="limit")
+    rates.set_ylabel("samples per second")
+    memory.set_ylabel("memory (MB)")
+    memory.set_xlabel("workers")
+    rates.set_title(f"{report.target}, batch size {report.batch_size}, {report.cpus} CPUs")
+    for axes in (rates, memory):
+        axes.set_ylim(bottom=0)
+        axes.grid(visible=True, alpha=0.3)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.legend(fontsize="small")
+    try:
+        figure.savefig(os.fspath(path))
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{os.fspath(path)}: the picture cannot be written ({error})") from error
+
+
+def _points(report: TuneReport, engine: str) -> list[Candidate]:
+    """Return the plans of one engine by workers; of several depths the fastest."""
+    best: dict[int, Candidate] = {}
+    none = Settings(engine="process", num_workers=0)
+    for each in report.candidates:
+        settings = each.settings
+        if each.samples_per_second is None or (settings.engine != engine and settings != none):
+            continue
+        known = best.get(settings.num_workers)
+        if known is None or (known.samples_per_second or 0) < each.samples_per_second:
+            best[settings.num_workers] = each
+    return [best[count] for count in sorted(best)] if set(best) - {0} else []

@@ -1,0 +1,274 @@
+"""From the arguments of a loader to its plan: what is asked for, known and measured."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Sized
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import default_collate, default_convert
+
+from sharedds.errors import OptionError, SharedDSError
+from sharedds.generators.seeding import GlobalSeeding
+from sharedds.host.machine import Machine, look
+from sharedds.loader.budget import parse_memory
+from sharedds.loader.facts import (
+    dataset_facts,
+    fingerprint_of,
+    held_by_processes,
+    machine_facts,
+    place_of,
+    server_bytes,
+)
+from sharedds.loader.failures import ErrorPolicy
+from sharedds.loader.known import DatasetFacts, LoaderFacts, LoaderRequest, RankFacts
+from sharedds.loader.plan import LoaderPlan, make_plan
+from sharedds.loader.probe import Measured, probe
+from sharedds.loader.samples import SampleReader, WorkerStart
+from sharedds.loader.tuned import read_tuned, tuned_key
+
+if sys.platform != "win32":
+    from multiprocessing import forkserver
+
+__all__ = ["Arguments", "measure_samples", "plan_loader", "spread"]
+
+_PROBED_BATCHES = 3
+_GOLDEN = 0.6180339887498949
+#: Taken from a given plan where the argument is not given.
+_TAKEN = ("num_workers", "start_method", "prefetch_factor", "pin_memory", "persistent_workers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """Arguments of ``build_loader`` that the plan is made from."""
+
+    dataset: Any
+    batch_size: int | None
+    engine: str | None = None
+    num_workers: int | None = None
+    start_method: str | None = None
+    prefetch_factor: int | None = None
+    pin_memory: bool | None = None
+    persistent_workers: bool | None = None
+    seed_globals: str | None = None
+    max_memory: int | str | None = None
+    plan: LoaderPlan | Literal["tuned"] | None = None
+    seed: int = 0
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    worker_init_fn: Callable[[int], None] | None = None
+
+
+def plan_loader(asked: Arguments, *, batches: int | None, ranks: RankFacts) -> LoaderPlan:
+    """Look at machine and dataset, measure what a memory limit needs to know, and plan.
+
+    Args:
+        asked: What the user asked for.
+        batches: Batches of one epoch, None when unknown.
+        ranks: Which part of each step this process takes.
+
+    Raises:
+        OptionError: A request that makes no sense, or that does not fit.
+        SharedDSError: A limit was given, and the samples could not be measured.
+    """
+    given = asked.plan
+    if given is not None and not isinstance(given, LoaderPlan) and given != "tuned":
+        raise OptionError(f"plan={given!r}: a LoaderPlan or 'tuned' is expected")
+    place = place_of(asked.dataset)
+    machine = look(() if place is None else (place,))
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    facts = machine_facts(
+        machine,
+        batches=batches,
+        ranks=ranks,
+        accelerator=accelerator.type if accelerator is not None else None,
+    )
+    storage = machine.storage[0] if machine.storage else None
+    known = dataset_facts(
+        asked.dataset, batch_size=asked.batch_size or 1, place=place, storage=storage
+    )
+    if given != "tuned":
+        return _planned(_request(asked, given), asked, machine, facts, known)
+    plan = _tuned(asked.dataset, machine)
+    if plan is not None:
+        try:
+            request = _request(asked, plan, origin="as tuned")
+            return _planned(request, asked, machine, facts, known)
+        except OptionError as error:
+            # If it is not the tuned plan that does not fit, it is raised below again.
+            normal = _planned(_request(asked, None), asked, machine, facts, known)
+            warnings.warn(f"plan='tuned' does not fit here: {error}", stacklevel=3)
+            return normal
+    return _planned(_request(asked, None), asked, machine, facts, known)
+
+
+def measure_samples(
+    asked: Arguments, *, method: str, seeding: GlobalSeeding | None = None
+) -> Measured:
+    """Load a few samples, spread over the dataset, in one worker process.
+
+    Args:
+        asked: The dataset and how its batches are made.
+        method: How the worker starts.
+        seeding: How the global generators are seeded.
+
+    Raises:
+        SharedDSError: The dataset is empty or has no length, cannot be sent, or fails.
+    """
+    size = asked.batch_size or 1
+    if not isinstance(asked.dataset, Sized) or not len(asked.dataset):
+        raise OptionError(
+            f"samples of {type(asked.dataset).__name__} cannot be measured, since it has no length "
+            "or is empty; give it an attribute sample_nbytes (bytes of one sample in a batch)"
+        )
+    is_batched = asked.batch_size is not None
+    collate: Any = asked.collate_fn or (default_collate if is_batched else default_convert)
+    reader = SampleReader(
+        asked.dataset,
+        seeding=seeding if seeding is not None else GlobalSeeding("sample"),
+        policy=ErrorPolicy(on_error="raise"),
+        collate_fn=collate,
+    )
+    return probe(
+        reader,
+        method=method,
+        numbers=spread(len(asked.dataset), _PROBED_BATCHES * size),
+        batch_size=size,
+        seed=asked.seed,
+        collate_fn=collate,
+        init_fn=WorkerStart(asked.worker_init_fn),
+        is_batched=is_batched,
+    )
+
+
+def spread(count: int, most: int) -> list[int]:
+    """Return up to ``most`` numbers below ``count``, spread evenly however early one stops."""
+    found: dict[int, None] = {}
+    for step in range(most * 2):
+        if len(found) == min(most, count):
+            break
+        found.setdefault(int((step * _GOLDEN) % 1.0 * count))
+    return list(found)
+
+
+# --- what is asked for ---------------------------------------------------------------------------
+
+
+def _request(
+    asked: Arguments, given: LoaderPlan | None, *, origin: str = "as in the given plan"
+) -> LoaderRequest:
+    """Merge arguments with a given plan, whose choices count where there is no argument."""
+    values: dict[str, Any] = {name: getattr(asked, name) for name in _TAKEN}
+    engine, seeding = asked.engine, asked.seed_globals
+    origins = []
+    if given is not None:
+        if engine is None and asked.start_method is None:
+            engine = given.engine
+            origins.append(("engine", origin))
+        if seeding is None and origin != "as tuned":  # which decides on speed alone
+            seeding = given.seed_globals
+        for name in _TAKEN:
+            if values[name] is None and (value := getattr(given, name)) is not None:
+                values[name] = value
+                origins.append((name, origin))
+        if asked.num_workers == 0:  # of the plan, what needs workers is void
+            values |= {
+                name: getattr(asked, name) for name in ("prefetch_factor", "persistent_workers")
+            }
+        if engine != given.engine or asked.num_workers == 0:
+            values["start_method"] = asked.start_method
+    return LoaderRequest(
+        **values,
+        engine=engine if engine is not None else "process",
+        seed_globals=seeding if seeding is not None else "sample",
+        origins=tuple(origins),
+    )
+
+
+def _tuned(dataset: Any, machine: Machine) -> LoaderPlan | None:
+    """Return the tuned plan for a dataset on this machine; None, with a warning, without one."""
+    try:
+        plan = read_tuned(tuned_key(fingerprint_of(dataset), machine))
+        problem = "there is none for this dataset on this machine; `sharedds tune` makes one"
+    except OptionError as error:
+        plan, problem = None, str(error)
+    if plan is None:
+        warnings.warn(f"plan='tuned' has no effect: {problem}", stacklevel=4)
+    return plan
+
+
+# --- what is known and measured ------------------------------------------------------------------
+
+
+def _planned(
+    request: LoaderRequest,
+    asked: Arguments,
+    machine: Machine,
+    facts: LoaderFacts,
+    known: DatasetFacts,
+) -> LoaderPlan:
+    limit: int | str | None = asked.max_memory
+    if limit is None and isinstance(asked.plan, LoaderPlan) and asked.plan.max_memory is not None:
+        limit = asked.plan.max_memory
+        request = replace(
+            request, origins=(*request.origins, ("max_memory", "as in the given plan"))
+        )
+    if limit is None:
+        return make_plan(request, facts, known)
+    facts = held_by_processes(facts)
+    size = parse_memory(limit, machine, used=(facts.trainer_bytes or 0) + facts.other_bytes)
+    request = replace(request, max_memory=size)
+    # Refuses what cannot fit whatever the samples are, before any are loaded.
+    plan = make_plan(request, facts, known)
+    if known.sample_bytes is not None or facts.batches == 0:
+        return plan
+    return _plan_by_measuring(request, asked, facts, known, plan)
+
+
+def _plan_by_measuring(
+    request: LoaderRequest,
+    asked: Arguments,
+    facts: LoaderFacts,
+    known: DatasetFacts,
+    rough: LoaderPlan,
+) -> LoaderPlan:
+    if facts.is_daemon:
+        raise OptionError(
+            f"max_memory={asked.max_memory!r} needs the size of a sample, and this process is "
+            "itself a worker, which may not start one that measures; give the dataset an attribute "
+            "sample_nbytes (bytes of one sample in a batch)"
+        )
+    # Without worker processes, one that leaves no server behind.
+    method = rough.start_method or "spawn"
+    try:
+        measured = measure_samples(
+            asked, method=method, seeding=GlobalSeeding(request.seed_globals)
+        )
+        known = measured.added_to(known)
+        if rough.start_method is None:
+            known = replace(known, worker_bytes=None)
+        elif method == "forkserver":
+            facts = replace(facts, server_bytes=server_bytes())
+        plan = make_plan(request, facts, known)
+    except SharedDSError as error:
+        if method == "forkserver" and not facts.is_server_running:
+            _stop_server()
+        if rough.start_method is None and "cannot be sent" in str(error):
+            raise OptionError(
+                f"max_memory={asked.max_memory!r} needs the size of a sample, which a worker "
+                f"process measures, and {error}. Or give the dataset an attribute sample_nbytes "
+                "(bytes of one sample in a batch)"
+            ) from error
+        raise
+    if method == "forkserver" and not plan.num_workers and not facts.is_server_running:
+        _stop_server()
+    return plan
+
+
+def _stop_server() -> None:
+    """End the fork server, which nobody needs; the next worker would start it again."""
+    server: Any = forkserver._forkserver
+    if (stop := getattr(server, "_stop", None)) is not None:
+        stop()

@@ -1,0 +1,98 @@
+"""Which part of each step this process takes, and how that is known."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Mapping
+
+import torch
+
+from sharedds.errors import OptionError
+from sharedds.loader.known import RankFacts, counted
+from sharedds.loader.stream import OrderedBatches, Position
+
+__all__ = ["describe_last_step", "describe_sampler", "find_rank"]
+
+
+def find_rank(rank: int | None, world_size: int | None) -> RankFacts:
+    """Return what was asked for, else what torch.distributed or the environment says.
+
+    Raises:
+        OptionError: Only one of the two is given, or they are no rank.
+    """
+    if (rank is None) != (world_size is None):
+        raise OptionError(
+            f"rank={rank!r} and world_size={world_size!r}: give both, or neither to find them out"
+        )
+    if rank is not None and world_size is not None:
+        return _checked_rank(rank, world_size, "as requested")
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        own, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        return RankFacts(rank=own, world_size=world, reason="says torch.distributed")
+    return _rank_of(os.environ) or RankFacts()
+
+
+def describe_last_step(own: RankFacts, source: OrderedBatches) -> RankFacts:
+    """Return the rank with what becomes of samples that do not fill a step."""
+    order = source.order(Position(0, 0))
+    padded, several = len(order.padded), own.world_size > 1
+    if source.drop_last:
+        left = counted(order.dropped, "sample")
+        kind, reason = "dropped", f"{left} of each epoch left out: drop_last"
+    elif source.pad:
+        kind = "padded"
+        reason = f"{counted(padded, 'sample')} of the beginning repeated: all ranks get as many"
+    elif several:
+        kind, reason = "split", "every sample counts exactly once; ranks may differ by one batch"
+    else:
+        kind, reason = "kept", "every sample counts exactly once"
+    if source.sampling.repeats and kind in {"kept", "split"}:
+        reason = "every draw counts exactly once"
+    return RankFacts(
+        rank=own.rank,
+        world_size=own.world_size,
+        reason=own.reason,
+        last_step=kind,
+        last_step_reason=reason,
+    )
+
+
+def describe_sampler(own: RankFacts, sampler: object) -> RankFacts:
+    """Return the rank where a sampler yields all indices of this rank."""
+    name = type(sampler).__name__
+    reason = f"all indices of {name} are for this rank"
+    if own.world_size > 1:
+        reason += f"; with {own.world_size} ranks it must split them itself"
+    return RankFacts(
+        rank=own.rank,
+        world_size=own.world_size,
+        reason=own.reason,
+        last_step="as sampled",
+        last_step_reason=reason,
+    )
+
+
+def _rank_of(environ: Mapping[str, str]) -> RankFacts | None:
+    own, world = environ.get("RANK"), environ.get("WORLD_SIZE")
+    if own is None or world is None:
+        return None
+    try:
+        return _checked_rank(int(own), int(world), "from RANK and WORLD_SIZE in the environment")
+    except ValueError:
+        raise OptionError(
+            f"RANK={own!r} and WORLD_SIZE={world!r} in the environment are no rank; pass rank and "
+            "world_size"
+        ) from None
+
+
+def _checked_rank(rank: int, world_size: int, reason: str) -> RankFacts:
+    for name, value in (("rank", rank), ("world_size", world_size)):
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise OptionError(f"{name}={value!r}: a whole number is expected")
+    own, world = operator.index(rank), operator.index(world_size)
+    if not 0 <= own < world:
+        raise OptionError(
+            f"rank={own} and world_size={world}: ranks count from 0 to world_size - 1"
+        )
+    return RankFacts(rank=own, world_size=world, reason=reason)

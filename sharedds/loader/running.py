@@ -1,0 +1,156 @@
+"""One loop over a loader while it runs: what is handed out, what is counted, how it ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from sharedds.errors import StateError, WorkerError
+from sharedds.loader.accounts import Counters
+from sharedds.loader.flight import InFlight
+from sharedds.loader.guard import MemoryGuard
+from sharedds.loader.ledger import FailureLedger
+from sharedds.loader.samples import SampleReader
+from sharedds.loader.stream import EpochPass
+
+__all__ = ["LoaderPass", "Running"]
+
+
+class Running:
+    """What is counted of a loop; it may be looked at after the loop is gone.
+
+    Args:
+        inner: torch's iterator, or one of ours; it is not kept.
+        begun: Where the loop is in the stream.
+        counters: What was handed out, and when.
+        flight: The batches in flight.
+
+    Attributes:
+        workers: The number of each worker process, by its process id.
+        threads: The system's numbers of the threads that make batches.
+    """
+
+    __slots__ = ("begun", "counters", "flight", "threads", "workers")
+
+    def __init__(self, inner: Any, begun: EpochPass, counters: Counters, flight: InFlight) -> None:
+        self.begun = begun
+        self.counters = counters
+        self.flight = flight
+        self.workers: dict[int, int] = getattr(inner, "worker_pids", {})
+        self.threads: tuple[int, ...] = getattr(inner, "thread_ids", ())
+
+
+class LoaderPass(Iterator[Any]):
+    """The batches of one pass over a loader.
+
+    Args:
+        inner: The iterator that makes them.
+        running: What is counted.
+        ledger: Accounts for samples that could not be loaded.
+        guard: Watches the memory, if there is a budget.
+
+    Attributes:
+        is_over: Whether the last batch was handed out.
+        is_broken: Whether nothing more comes, since the workers have ended before the last batch.
+    """
+
+    def __init__(
+        self,
+        inner: _BaseDataLoaderIter,
+        running: Running,
+        ledger: FailureLedger,
+        guard: MemoryGuard | None = None,
+    ) -> None:
+        self._inner = inner
+        self._begun = running.begun
+        self._counters = running.counters
+        self._flight = running.flight
+        self._ledger = ledger
+        self._guard = guard
+        self._in_process = not running.flight.workers
+        reader: Any = inner._dataset
+        self._reader: SampleReader | None = reader if self._in_process and reader.seeding else None
+        self._is_ended = False
+        self._is_superseded = False
+        self.is_broken = False
+        if guard is not None:
+            guard.begin(self, running.workers)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last batch was handed out."""
+        return self._is_ended or self._begun.is_over
+
+    def supersede(self) -> None:
+        """Give nothing more: the workers serve another pass now."""
+        self._is_superseded = True
+        self._end_guard()
+
+    def __len__(self) -> int:
+        """Return how many batches this pass has in all."""
+        return len(self._begun)
+
+    def __next__(self) -> Any:
+        asked = time.perf_counter()
+        if self._is_ended:
+            raise StopIteration
+        if self.is_broken:
+            raise WorkerError(
+                "the workers of this loop ended with the error before; begin a new loop, after "
+                "loader.load_state_dict(loader.state_dict()) to go on from here"
+            )
+        if self._is_superseded:
+            raise StateError(
+                "another loop over this loader has begun, and its workers, which stay "
+                "(persistent_workers=True), serve one loop at a time; for loops at the same time "
+                "build the loader with persistent_workers=False, or one loader for each"
+            )
+        is_batch = False
+        while not is_batch:
+            try:
+                batch, is_batch = self._ledger.take(self._next())
+            except StopIteration:
+                self._is_ended = True
+                self._end_guard()
+                self._begun.end()
+                self._ledger.finish()
+                raise
+            except Exception:
+                self._begun.failed()
+                if getattr(self._inner, "_shutdown", False):
+                    self._break()
+                raise
+            except BaseException:  # Ctrl-C: a batch may be lost between the workers and here
+                if not self._in_process:
+                    self._break()
+                raise
+            # Also one of which all samples were left out.
+            self._begun.handed(self._ledger.count_of(self._begun.epoch))
+        self._counters.note(batch, asked)
+        if self._guard is not None:
+            self._flight.handed += 1
+            self._flight.batch_bytes = max(self._flight.batch_bytes, self._counters.largest)
+        return batch
+
+    def _next(self) -> Any:
+        if not self._in_process:
+            return next(self._inner)
+        self._flight.check()
+        self._begun.forget_sent()  # of a batch that Ctrl-C interrupted
+        if self._reader is None:
+            return next(self._inner)
+        with self._reader.kept():
+            return next(self._inner)
+
+    def _break(self) -> None:
+        self.is_broken = True
+        self._end_guard()
+        if (end := getattr(self._inner, "end_early", None)) is not None:
+            end()
+
+    def _end_guard(self) -> None:
+        if self._guard is not None:
+            self._guard.end()
