@@ -47,7 +47,7 @@ def test_help_fits_a_terminal(name: str, capsys: pytest.CaptureFixture[str]) -> 
     assert main([name, "--help"]) == 0
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
-    assert ("Exit codes" in shown) == (name in ("pack", "verify"))
+    assert ("Exit codes" in shown) == (name in ("pack", "verify", "doctor"))
 
 
 def test_a_clean_pack_is_told_in_a_few_lines(

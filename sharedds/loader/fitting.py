@@ -221,6 +221,8 @@ def _refusal(
     takes = bound.text(bound.need(least))
     hard = tuple(each for each in bounds if each.is_hard)
     nearest = _nearest(wanted, hard, bound, facts)
+    if request.persistent_workers and "num_workers=0" in nearest:
+        nearest += ", without persistent_workers"
     advice = "" if nearest.startswith(_NOTHING) else bound.advice
     return f"{what}: {takes} are needed, but {bound.said}; {nearest}{advice}"
 

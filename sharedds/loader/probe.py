@@ -318,7 +318,7 @@ class _Looking:
 
 
 class _Peak:
-    """While open, sees how far the heap of this process grows.
+    """While open, sees how far the memory of this process grows.
 
     Attributes:
         grown: Bytes at most, afterwards; None where the system does not tell.
@@ -327,7 +327,7 @@ class _Peak:
     grown: int | None = None
 
     def __enter__(self) -> _Peak:
-        self._begin = self._most = _heap()
+        self._heap, self._private = _Growth(_heap), _Growth(_private)
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -336,16 +336,41 @@ class _Peak:
     def __exit__(self, *about: object) -> None:
         self._done.set()
         self._thread.join()
-        if self._begin is not None and self._most is not None:
-            self.grown = max(0, self._most - self._begin)
+        known = [each.most for each in (self._heap, self._private) if each.most is not None]
+        self.grown = max(known, default=None)
 
     def _watch(self) -> None:
-        is_last = False
+        # The heap is known at once. But a forked worker also fills what the trainer had freed: its
+        # heap grows no larger, only its own part, which takes milliseconds to find out.
+        due, is_last = 0.0, False
         while not is_last:
             is_last = self._done.wait(0.002)
-            if (now := _heap()) is not None:
-                self._most = max(self._most or 0, now)
+            self._heap.look()
+            begin = time.perf_counter()
+            if begin >= due:
+                self._private.look()
+                end = time.perf_counter()
+                due = end + 4 * (end - begin)
+
+
+class _Growth:
+    """How much a figure has grown at most since the beginning."""
+
+    def __init__(self, figure: Callable[[], int | None]) -> None:
+        self._figure = figure
+        self._begin = figure()
+        self.most: int | None = None if self._begin is None else 0
+
+    def look(self) -> None:
+        """Look at it now."""
+        now = self._figure()
+        if now is not None and self._begin is not None:
+            self.most = max(self.most or 0, now - self._begin)
 
 
 def _heap() -> int | None:
     return parse_smaps_rollup(system_text(ROOT / "proc/self/status")).get("RssAnon")
+
+
+def _private() -> int | None:
+    return process_memory().private_dirty
