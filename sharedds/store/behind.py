@@ -19,6 +19,7 @@ from sharedds.store.partial import Partial
 __all__ = ["WriteBehind"]
 
 _BATCH = 8 << 20  # handed over at once
+_IDLE_BATCH = 3 << 20  # ... to a thread that has nothing to do, so that little is left at the end
 _WAITING = 16 << 20  # handed over and not written yet
 
 
@@ -54,8 +55,11 @@ class WriteBehind:
 
     def _grow(self, size: int) -> None:
         self._bytes += size
-        if self._bytes >= _BATCH:
+        if self._bytes >= _BATCH or (self._bytes >= _IDLE_BATCH and self._is_idle()):
             self._hand_over()
+
+    def _is_idle(self) -> bool:
+        return not self._tasks or self._tasks[-1][0].done()
 
     def _hand_over(self) -> None:
         chunks, rows, size = self._chunks, self._rows, self._bytes
