@@ -52,7 +52,7 @@ CHOICE_ROWS = [
         name="others go",
         choice="persistent_workers",
         value=False,
-        reason="idle loader holds no memory",
+        reason="fast from the fork server",
     ),
     Row(
         name="a thread of torch each",

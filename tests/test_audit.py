@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
+import logging
+import multiprocessing
 import random
 import sqlite3
 import threading
@@ -404,6 +407,113 @@ def test_no_code_of_the_objects_runs() -> None:
     items.extend(path(number) for number in range(20_000))
     found = audit(Holds(trap=trap, items=items, many=[Trap()] * 100))
     assert {hazard.path for hazard in found.hazards} == {"dataset.trap.data", "dataset.items"}
+
+
+class Reluctant(type):
+    """A class that does not let itself be compared, and has no hash."""
+
+    def __eq__(cls, other: object) -> NoReturn:
+        raise AssertionError
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Unasked(metaclass=Reluctant):
+    """An object that does not say what it is."""
+
+    @property
+    def __class__(self) -> NoReturn:
+        raise AssertionError
+
+    @__class__.setter
+    def __class__(self, kind: type) -> NoReturn:
+        raise AssertionError
+
+
+def test_classes_are_neither_asked_nor_compared() -> None:
+    """What an object says of its class, and what its class makes of comparing, is not needed."""
+    held = {"one": Unasked(), "array": np.array([Unasked()] * 50, object)}
+    found = audit(
+        Holds(**held, many=[Unasked() for _ in range(5_000)], rows=[*map(path, range(20_000))])
+    )
+    assert "dataset.rows" in {hazard.path for hazard in found.hazards}
+    assert found.is_whole
+
+
+class Slotted:
+    """What it holds is in slots."""
+
+    __slots__ = ("few", "lock")
+    few: list[Any]
+    lock: Any
+
+    def __len__(self) -> int:
+        return 8
+
+
+def test_what_is_in_slots_is_paid_for_and_named() -> None:
+    """A tree of small containers, and the part that does not pickle."""
+    dataset = Slotted()
+    dataset.few = [[[f"{i * j * k} x" for i in range(30)] for j in range(30)] for k in range(30)]
+    assert only(audit(dataset)).path == "dataset.few"
+    dataset.lock = threading.Lock()
+    error = pickle_size(dataset).error
+    assert error is not None
+    assert error.startswith("dataset.lock: TypeError")
+
+
+def test_what_many_objects_hold_is_looked_into() -> None:
+    """A generator in each of forty objects is found as it is in each of three, and told once."""
+    many = [Holds(inner=Holds(rng=np.random.default_rng(i))) for i in range(40)]
+    hazard = only(audit(Holds(augmentations=many)))
+    assert (hazard.kind, hazard.path) == ("random", "dataset.augmentations[...].inner.rng")
+    with open(__file__, encoding="utf-8") as file:
+        assert only(audit(Holds(files=[{"file": file}] * 40))).kind == "handle"
+
+
+logger = logging.getLogger(__name__)
+
+
+class Logs(Holds):
+    """A dataset that tells what it does."""
+
+    def __getitem__(self, index: int) -> int:
+        """Tell, and return the number."""
+        logger.info("sample %d", index)
+        return index
+
+
+def test_what_is_made_for_several_processes_is_no_hazard() -> None:
+    """Loggers go by their names; shared arrays are sent to workers as they start."""
+    logger.addHandler(handler := logging.StreamHandler())
+    try:
+        shared = multiprocessing.get_context("spawn").Array("b", 2_000_000)
+        dataset = Logs(log=logger, raw=multiprocessing.RawArray("b", 2_000_000), shared=shared)
+        assert not audit(dataset).hazards
+        size = pickle_size(dataset)
+        assert size.error is size.plain_error is None
+        assert size.nbytes < 10_000
+    finally:
+        logger.removeHandler(handler)
+
+
+def test_a_tensor_on_a_device_breaks_in_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes no memory of this machine, and no forked worker can use it."""
+    assert not audit(Holds(weights=torch.zeros(3))).hazards
+    monkeypatch.setattr("sharedds.diagnose.signs.device_kind", lambda _: "cuda")
+    hazard = only(audit(Holds(weights=torch.zeros(3))))
+    assert (hazard.kind, hazard.breaks, hazard.spawn) == ("device", True, 0)
+    assert "a tensor on cuda" in hazard.what
+    assert "batch.to(device" in hazard.fix
+
+
+def test_the_remedy_fits_the_object() -> None:
+    """Of a dict, keys and values are kept; an executor is not replaced by a lock."""
+    assert (
+        "list(items.items())" in only(audit(Holds(paths={path(i): i for i in range(20_000)}))).fix
+    )
+    with concurrent.futures.ThreadPoolExecutor(1) as executor:
+        assert "ThreadPoolExecutor(" in only(audit(Holds(executor=executor))).fix
 
 
 def test_a_cycle_ends() -> None:

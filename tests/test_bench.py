@@ -19,7 +19,7 @@ import pytest
 import simplejpeg
 import torch
 from PIL import Image
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from sharedds.cli import main
 from sharedds.datasets import ImageDataset
@@ -27,7 +27,8 @@ from sharedds.diagnose.bench import bench
 from sharedds.diagnose.frames import classify
 from sharedds.diagnose.isolated import Finished
 from sharedds.diagnose.profile import profile_samples
-from sharedds.diagnose.target import Opened
+from sharedds.diagnose.target import Opened, Target
+from sharedds.diagnose.trial import Trial, TrialOptions
 from sharedds.diagnose.verdict import StageCost, Verdict, judge
 from sharedds.errors import OptionError, WorkerError
 from sharedds.ingest import pack
@@ -193,6 +194,16 @@ def test_a_profile_sees_a_decoder_at_work(tmp_path: Path) -> None:
     assert max(spent, key=lambda name: spent[name]["wall"]) == "decode"
 
 
+def test_our_own_code_is_not_billed_to_the_user() -> None:
+    """Drawing the order of tiny samples costs more than they do, and is no stage of theirs."""
+    tiny: Any = TensorDataset(torch.arange(10_000))
+    for dataset in (tiny, list(range(100))):
+        profile = _profiled(Opened(dataset=dataset), batch_size=32)
+        assert not [place for place, _ in profile["other_places"] if "diagnose" in place]
+        assert sum(spent["wall"] for spent in profile["stages"].values()) > 0
+        assert profile["seconds"] < 0.3 + 0.1
+
+
 def _profiled(opened: Opened, batch_size: int) -> dict[str, Any]:
     threads = torch.get_num_threads()
     try:
@@ -288,6 +299,38 @@ def test_other_programs_are_named() -> None:
     assert "Other programs keep 0.9 CPUs busy" in found.text
 
 
+@pytest.mark.parametrize("stages", [PHOTOS, DISK, costs(other=(0.005, 0), transfer=(0.03, 0))])
+@pytest.mark.parametrize("others", [0.0, 0.6, 1.0, 3.0])
+@pytest.mark.parametrize("workers", [0, 1, 2, 4, 9])
+def test_the_words_say_what_the_table_says(
+    stages: tuple[StageCost, ...], others: float, workers: int
+) -> None:
+    """One prediction is behind both: what is worth a change is named, and nothing else is."""
+    found = judge(stages, rate=500, workers=workers, cpus=2, busy=1.0, others=others)
+    rates = dict(found.expected)
+    gain = rates[found.enough_workers] / rates[workers] - 1
+    assert max(rates.values()) <= rates[found.enough_workers] / 0.95 + 1e-6
+    assert ("give nothing" in found.text) <= (gain <= 0.05)
+    assert ("do as well" in found.text) == (found.enough_workers < workers and gain <= 0.05)
+    if found.enough_workers < workers and gain > 0.05:
+        assert found.headline.startswith("fewer workers are faster")
+        assert found.advice.startswith(f"num_workers={found.enough_workers}")
+
+
+def test_no_workers_that_are_faster_are_the_advice() -> None:
+    """Of samples that are ready, sending is most of the work."""
+    stages = costs(other=(0.007, 0), collate=(0.001, 0), transfer=(0.035, 0))
+    found = verdict(stages, workers=2, cpus=2, rate=48_000)
+    assert found.enough_workers == 0
+    assert found.advice.startswith("num_workers=0")
+    assert "No workers at all would give some" in found.text
+
+
+def test_a_loader_that_gave_nothing_is_judged_all_the_same() -> None:
+    """Though nothing follows from it."""
+    assert verdict(PHOTOS, workers=2, cpus=2, rate=0).bound
+
+
 # --- as a whole ----------------------------------------------------------------------------------
 
 
@@ -307,6 +350,23 @@ def test_bench_tells_of_a_folder(
     assert told["verdict"]["bound"]
 
 
+def test_no_line_of_a_report_is_wider_than_the_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the first one either, which names the target."""
+
+    def run(*arguments: object, **options: object) -> Finished:
+        opened = Opened(dataset=TensorDataset(torch.arange(100)))
+        return Finished(results=(_profiled(opened, 4) | {"batch_size": 4}, {"error": "no " * 60}))
+
+    def run_trial(target: Target, options: TrialOptions, **more: object) -> Trial:
+        return Trial(options=options, num_workers=1, batch_size=4, samples=4, seconds=1.0)
+
+    monkeypatch.setattr("sharedds.diagnose.bench.run_isolated", run)
+    monkeypatch.setattr("sharedds.diagnose.bench.run_trial", run_trial)
+    name = f"/data/{'somewhere/' * 12}scans.py:Scans"
+    report = bench(Target(kind="attribute", name=name, source=name), seconds=0.5)
+    assert max(map(len, str(report).splitlines())) <= 80
+
+
 def test_samples_that_fail_say_so_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """One message that names the cause, after the traceback of the user's code."""
 
@@ -319,7 +379,14 @@ def test_samples_that_fail_say_so_in_the_error(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    "options", [{"seconds": 0}, {"batch_size": 0}, {"num_workers": -1}, {"seconds": float("nan")}]
+    "options",
+    [
+        {"seconds": 0},
+        {"batch_size": 0},
+        {"num_workers": -1},
+        {"patience": 0},
+        {"seconds": float("nan")},
+    ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     """Before anything is started."""

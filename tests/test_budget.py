@@ -49,10 +49,15 @@ def machine(available: int | None, ranks: int = 1) -> Machine:
         ("64kib", 65_536),
         ("1000", 1000),
         ("1000 B", 1000),
+        (8e9, 8 * GB),
+        ("8G", 8 * GIB),
+        ("8Gi", 8 * GIB),
+        ("8g", 8 * GIB),
+        ("512M", 512 * MIB),
     ],
     ids=str,
 )
-def test_a_limit_is_bytes_or_text_with_a_unit(text: int | str, size: int) -> None:
+def test_a_limit_is_bytes_or_text_with_a_unit(text: float | str, size: int) -> None:
     """Binary and decimal units differ; case and spaces do not matter."""
     assert parse_memory(text, machine(None)) == size
 

@@ -6,15 +6,17 @@ import json
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import click
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner, Result
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from sharedds.cli import cli
 from sharedds.datasets import LazyDataset
@@ -24,7 +26,7 @@ from sharedds.diagnose.growth import Growth, growth_of, may_grow
 from sharedds.diagnose.html import as_html, require_plots
 from sharedds.diagnose.report import DoctorReport, size_text
 from sharedds.diagnose.target import Target
-from sharedds.diagnose.trial import MemoryPoint, Trial, TrialOptions
+from sharedds.diagnose.trial import MemoryPoint, Trial, TrialOptions, run_trial
 from sharedds.errors import MissingExtraError, OptionError, SourceError
 
 MB = 1_000_000
@@ -181,6 +183,137 @@ def test_a_dataset_that_cannot_be_sent_is_a_hazard(made_up: Callable[..., None])
     assert report.exit_code == 1
     assert "cannot start" in report.text()
     assert "it cannot be sent to workers of spawn or forkserver" in report.text().split("\n\n")[0]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", None])
+def test_a_way_to_start_that_fails_is_a_hazard(
+    made_up: Callable[..., None], method: str | None
+) -> None:
+    """Whichever it is; the reason is the last line of the worker's traceback."""
+    chosen = doctor(Kept(), measure=False).start_method
+    error = (
+        "Caught WorkerError in DataLoader worker process 0.\nOriginal Traceback (most recent call "
+        'last):\n  File "x.py", line 1, in f\n    f()\nsharedds.errors.WorkerError: worker 0 could '
+        "not rebuild the dataset"
+    )
+    made_up(failing={method or chosen: error})
+    report = doctor(Kept(), num_workers=2)
+    assert (report.verdict, report.exit_code) == ("hazards", 1)
+    (hazard,) = report.hazards
+    assert (hazard.kind, hazard.breaks) == ("start", method == "fork")
+    assert f"sharedds by {method or chosen}" in hazard.what
+    assert "WorkerError: worker 0 could not rebuild the dataset" in " ".join(report.text().split())
+    assert (f"workers by {chosen} fail" in report.text().split("\n\n")[0]) == (method is None)
+
+
+def test_a_leak_that_ends_in_a_failure_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured for longer, the worker runs out of memory: both are in the hazard."""
+
+    def run(target: Target, options: TrialOptions, **_: object) -> Trial:
+        is_long = (options.seconds or 0) > 10
+        return trial(options, 60 * MB, "the process was ended by SIGKILL" if is_long else None)
+
+    monkeypatch.setattr(module, "run_trial", run)
+    (hazard,) = doctor(Kept(cache={}), num_workers=2).hazards
+    assert (hazard.kind, hazard.fork) == ("growth", 60 * MB)
+    assert "SIGKILL" in hazard.what
+
+
+def test_a_cache_of_a_small_dataset_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is full before there are points enough to see how it grows."""
+
+    class Few(Kept):
+        def __len__(self) -> int:
+            return 300
+
+    def run(target: Target, options: TrialOptions, **_: object) -> Trial:
+        grown = trial(options, 60 * MB)
+        full = [replace(point, workers=grown.points[9].workers) for point in grown.points[1:]]
+        return replace(grown, points=grown.points[:1] + tuple(full))
+
+    monkeypatch.setattr(module, "run_trial", run)
+    (hazard,) = doctor(Few(cache={}), num_workers=2).hazards
+    assert (hazard.kind, hazard.path) == ("growth", "dataset.cache")
+    report = doctor(Few(), num_workers=2)
+    assert report.verdict == "safe"  # nowhere to keep it
+    assert "At the end a worker held 94.5 MB" in report.text()
+
+
+def test_real_workers_that_fail_are_no_safe_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the chosen way cannot load a sample; the other trials are made up, and go well."""
+
+    class Fails(Dataset[int]):
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> int:
+            raise ValueError("not in a worker")
+
+    def run(target: Target, options: TrialOptions, **_: object) -> Trial:
+        is_real = (options.loader, options.start_method) == ("sharedds", "fork")
+        return run_trial(target, options) if is_real else trial(options)
+
+    monkeypatch.setattr(module, "run_trial", run)
+    report = doctor(Fails(), num_workers=1, samples=16, start_method="fork")
+    assert report.verdict == "hazards"
+    assert [hazard.kind for hazard in report.hazards] == ["start"]
+    assert "not in a worker" in report.hazards[0].what
+    assert "workers by fork fail" in " ".join(report.text().split())
+
+
+def test_what_no_trial_can_be_sent_says_nothing_of_forked_workers() -> None:
+    """An object with a lock is not measured; that is no failure of workers by fork."""
+    report = doctor(Kept(lock=threading.Lock()), num_workers=1, samples=8)
+    assert [hazard.kind for hazard in report.hazards] == ["lock"]
+    assert report.verdict == "hazards"
+
+
+class Stream(IterableDataset[int]):
+    """Samples in a row."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(100))
+
+
+def test_what_is_read_in_a_row_is_measured_by_torch(made_up: Callable[..., None]) -> None:
+    """build_loader does not take it, which is no failure."""
+    made_up()
+    report = doctor(Stream(), num_workers=2)
+    assert report.verdict == "safe"
+    assert {each.options.loader for each in report.trials} == {"torch"}
+    methods = [each.options.start_method for each in report.trials]
+    assert sorted(map(str, methods)) == sorted(report.machine.start_methods.available)
+    assert "map-style" in report.text()
+
+
+def test_the_objects_of_the_caller_stay_as_they_are() -> None:
+    """A function that makes a dataset is called elsewhere; a transform is set on a copy."""
+    called = []
+
+    def make() -> Any:
+        called.append(1)
+        return torch.utils.data.TensorDataset(torch.zeros(9))
+
+    report = doctor(make, measure=False)
+    assert (report.kind, report.samples, called) == ("TensorDataset", 9, [])
+    dataset = Kept(transform=None)
+    assert doctor(dataset, transform="operator:neg", measure=False).verdict == "safe"
+    assert vars(dataset) == {"transform": None}
+
+
+class Drops(Kept):
+    """A dataset whose workers make a lock of their own."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+
+def test_what_is_left_out_of_the_pickle_can_be_sent() -> None:
+    """Nothing says that a dataset cannot be sent which can."""
+    report = doctor(Drops(lock=threading.Lock()), measure=False)
+    assert report.verdict == "safe"
+    assert "cannot be sent" not in report.text()
+    assert [note.kind for note in report.notes] == ["lock"]
 
 
 class Refuses(Kept):
@@ -357,3 +490,41 @@ def test_a_page_that_cannot_be_written_is_told_at_once(
     done = run(f"{program}:Rows", "--html", str(tmp_path / "no" / "page.html"))
     assert done.return_value == 2
     assert "cannot be written" in done.output + capsys.readouterr().err
+
+
+def test_an_old_page_stays_until_there_is_a_new_one(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is written beside and put in place at the end; nothing is left of one that failed."""
+    report = doctor(Kept(), measure=False)
+    monkeypatch.setattr("sharedds.diagnose.html.require_plots", lambda: None)
+    page = tmp_path / "page.html"
+    page.write_text("old")
+
+    def fails(*_: object, **__: object) -> NoReturn:
+        assert page.read_text() == "old"
+        raise MemoryError("too much")
+
+    monkeypatch.setattr(module, "doctor", fails)
+    assert run(f"{program}:Rows", "--html", str(page)).return_value == 2
+    assert [each.name for each in tmp_path.iterdir()] == ["page.html"]
+    assert page.read_text() == "old"
+    monkeypatch.setattr(module, "doctor", lambda *_, **__: report)
+    monkeypatch.setattr("sharedds.diagnose.html.as_html", lambda _: "new")
+    assert run(f"{program}:Rows", "--html", str(page)).return_value == 0
+    assert [each.name for each in tmp_path.iterdir()] == ["page.html"]
+    assert page.read_text() == "new"
+
+
+def test_a_report_that_cannot_be_printed_is_no_verdict(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk has exit code 2, not that of hazards."""
+    report = doctor(Kept(), measure=False)
+
+    def fails(_: str) -> NoReturn:
+        raise click.ClickException("no space left")
+
+    monkeypatch.setattr(module, "doctor", lambda *_, **__: report)
+    monkeypatch.setattr("sharedds.cli.diagnose.echo", fails)
+    assert run(f"{program}:Rows").return_value == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from machines import GIB, mount_line, write_machine
 
 import sharedds
 import sharedds.host
-from sharedds.host.accelerator import Accelerator, accelerator
+from sharedds.host.accelerator import Accelerator, accelerator, torch_device
 from sharedds.host.descriptors import DescriptorLimits
 from sharedds.host.machine import Machine, machine
 from sharedds.host.shared import SharedMemoryRoom
@@ -106,6 +107,33 @@ def test_what_torch_cannot_use_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """A build for the CPU alone on a machine with a GPU trains on the CPU."""
     monkeypatch.setitem(sys.modules, "torch", torch_with(None, is_initialized=False))
     assert accelerator(environ={}) is None
+
+
+@pytest.mark.parametrize("before", [None, "0"])
+def test_torch_is_asked_in_a_way_that_does_not_start_cuda(
+    before: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a variable of the environment, which is afterwards as it was."""
+    name = "PYTORCH_NVML_BASED_CUDA_CHECK"
+    if before is None:
+        monkeypatch.delenv(name, raising=False)
+    else:
+        monkeypatch.setenv(name, before)
+    torch = torch_with("cuda", is_initialized=False)
+    device, seen = SimpleNamespace(type="cuda"), []
+
+    def current(*, check_available: bool) -> Any:
+        seen.append((check_available, os.environ[name]))
+        return device
+
+    torch.accelerator.current_accelerator = current
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert torch_device() is device
+    assert accelerator() is not None
+    assert seen == [(True, "1")] * 2
+    assert os.environ.get(name) == before
+    monkeypatch.delitem(sys.modules, "torch")
+    assert torch_device() is None
 
 
 def test_half_of_torch_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -290,6 +290,23 @@ def test_the_limit_is_raised_within_reason(
     assert limits.hard == (None if hard == -1 else hard)
 
 
+def test_less_is_tried_where_the_system_grants_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hard limit is not always what can be reached."""
+    resource = pytest.importorskip("resource")
+    state = [256, -1]
+
+    def grant(which: int, pair: tuple[int, int]) -> None:
+        if pair[0] > 20_000:
+            raise ValueError
+        state[:] = pair
+
+    monkeypatch.setattr(resource, "getrlimit", lambda which: tuple(state))
+    monkeypatch.setattr(resource, "setrlimit", grant)
+    limits = raise_open_files_limit()
+    assert limits is not None
+    assert limits.soft == 10_240
+
+
 def test_a_limit_that_cannot_be_raised_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some systems refuse what they call allowed."""
     resource = pytest.importorskip("resource")

@@ -71,7 +71,7 @@ def test_memory_tells_who_holds_what() -> None:
     made = loader(2, prefetch_factor=2)
     batches = iter(made)
     next(batches)[0, ::4096].max()
-    assert until(lambda: waiting(made) >= 3 * SIZE)
+    assert until(lambda: waiting(made) >= 4 * SIZE)
     memory = made.memory()
     roles = [use.role for use in memory.processes]
     own = [role for role in roles if role not in ("server", "other")]  # of tests before this one
@@ -87,8 +87,34 @@ def test_memory_tells_who_holds_what() -> None:
 
 
 def waiting(made: Any) -> int:
-    """Bytes of batches that workers have made and nobody has fetched."""
-    return sum(use.waiting for use in made.memory().processes if use.role != "trainer")
+    """Bytes of batches that workers have made and nobody has fetched, or nobody has touched."""
+    return sum(use.waiting for use in made.memory().processes)
+
+
+class Shared:
+    """Samples from a tensor that all processes share."""
+
+    def __init__(self) -> None:
+        data: Any = torch.ones(60 * MB, dtype=torch.uint8)
+        self.data: Any = data.share_memory_()
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        return self.data[::4096].sum() + index
+
+
+@LINUX
+def test_a_shared_tensor_counts_once() -> None:
+    """However many processes map it; each has its share."""
+    made = loader(2, Shared())
+    batches = iter(made)
+    for _ in range(8):
+        next(batches)
+    for uses in (made.memory().processes, ProcessTree().exact()):
+        shared = sum((use.memory.shared_memory or 0) + use.waiting for use in uses)
+        assert shared == pytest.approx(60 * MB, abs=4 * MB)
 
 
 @LINUX

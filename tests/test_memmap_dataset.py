@@ -44,6 +44,24 @@ def numbers(tmp_path: Path) -> npt.NDArray[np.float32]:
     return rows
 
 
+def test_the_size_of_a_sample_is_known_where_all_are_alike(
+    tmp_path: Path, numbers: npt.NDArray[np.float32]
+) -> None:
+    """Without loading one; not where a transform or another file makes something else of it."""
+    files = [tmp_path / "a.npy", tmp_path / "b.npy"]
+    assert MemmapDataset(files).sample_nbytes == numbers[0].nbytes == 48
+    (tmp_path / "raw").write_bytes(bytes(24))
+    raw: dict[str, Any] = {"dtype": "<u2", "shape": (2, 3)}
+    assert MemmapDataset(tmp_path / "raw", **raw).sample_nbytes == 12
+    wide = saved(tmp_path / "wide.npy", np.zeros((4, 5), np.float32))
+    assert MemmapDataset([*files, wide]).sample_nbytes is None
+    assert MemmapDataset(files, transform=torch.from_numpy).sample_nbytes is None
+    assert MemmapDataset(files, per_file=True).sample_nbytes is None
+    estimate = build_loader(MemmapDataset(files), batch_size=4, num_workers=0).plan.estimate
+    assert estimate is not None
+    assert estimate.in_flight == 3 * 4 * 48
+
+
 # --- reading -------------------------------------------------------------------------------------
 
 

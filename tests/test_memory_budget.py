@@ -375,7 +375,7 @@ def test_it_ends_only_after_less_in_flight_took_effect() -> None:
 
 def test_workers_that_run_away_are_not_waited_for() -> None:
     """Far above the budget, while they still make batches; those that are ready are no reason."""
-    watching, flight, _ = guard(1500, count=4)
+    watching, flight, _ = guard(1300, count=4)
     flight.received = 4
     for moment in range(10):
         watching.look(moment)
@@ -385,6 +385,19 @@ def test_workers_that_run_away_are_not_waited_for() -> None:
         watching.look(moment)
     with pytest.raises(MemoryBudgetError):
         flight.check()
+
+
+def test_training_that_keeps_too_much_is_not_waited_for() -> None:
+    """All batches in flight are ready, and without any of them it would still be too much."""
+    watching, flight, _ = guard(1401, count=4)
+    flight.received = 4
+    watching.look(0)
+    watching.look(0.5)
+    flight.check()
+    watching.look(1)
+    with pytest.raises(MemoryBudgetError) as caught:
+        flight.check()
+    assert "with one batch" not in str(caught.value)
 
 
 def test_it_measures_once_more_before_it_ends() -> None:

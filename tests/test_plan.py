@@ -6,13 +6,13 @@ import json
 from typing import Any
 
 import pytest
-from plan_rows import BUDGET, HUGE, LAPTOP, PHOTOS, PLAIN, SERVER, VOLUMES, WORKER_ROWS, Row
+from plan_rows import BUDGET, LAPTOP, PLAIN, SERVER, VOLUMES, WORKER_ROWS, Row
 from plan_rows_choices import CHOICE_ROWS
 
 from sharedds.errors import OptionError
 from sharedds.loader.plan import DatasetFacts, LoaderFacts, LoaderPlan, LoaderRequest, make_plan
 
-MB, GB, MIB, GIB = 10**6, 10**9, 1 << 20, 1 << 30
+MB, GB, GIB = 10**6, 10**9, 1 << 30
 ROWS = [*WORKER_ROWS, *CHOICE_ROWS]
 
 
@@ -38,22 +38,6 @@ REFUSED = [
         machine={"is_daemon": True},
         asked={"num_workers": 2},
         reason="num_workers=2: .* nearest that works is num_workers=0 .*, or engine='thread'",
-    ),
-    Row(
-        name="1 GB through 64 MB",
-        machine={**SERVER, "shared_memory_free": 64 * MIB},
-        data=HUGE,
-        asked={"num_workers": 4},
-        reason="num_workers=4 cannot be met: 5.0 GB are needed, but /dev/shm has 67.1 MB free; "
-        "the nearest that fits is num_workers=0; or engine='thread'",
-    ),
-    Row(
-        name="prefetch beyond shm",
-        machine={**LAPTOP, "shared_memory_free": 64 * MIB},
-        data=PHOTOS,
-        asked={"num_workers": 2, "prefetch_factor": 8},
-        reason="num_workers=2 and prefetch_factor=8 cannot be met: .* fits is num_workers=2, "
-        r"prefetch_factor=2 \(48.2 MB\)",
     ),
     Row(
         name="workers beyond the descriptors",

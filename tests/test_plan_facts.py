@@ -145,3 +145,22 @@ def test_the_bytes_of_a_batch_are_those_that_travel() -> None:
     assert batch_bytes({"a": base, "b": [base[:600]]}) == ([4000], 0)
     assert batch_bytes(base[:100]) == ([400], 0)
     assert batch_bytes((np.zeros(10, np.int64), b"abc", "de", 5)) == ([], 85)
+
+
+# --- more than there is --------------------------------------------------------------------------
+
+
+def test_a_plan_that_takes_more_memory_than_is_left_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the nearest that fits; what fits, and samples of which nothing is known, are not."""
+    small = machine(memory=MachineMemory(total=8 << 30, available=4_300_000_000))
+    monkeypatch.setattr("sharedds.loader.planning.look", lambda paths: small)
+    volumes = Told()
+    volumes.sample_nbytes = 1_000_000_000
+    match = r"may take .* GB, and 4.3 GB of memory are left; the nearest that fits is num_workers=1"
+    with pytest.warns(UserWarning, match=match) as caught:
+        build_loader(volumes, num_workers=16)
+    assert [warning.filename for warning in caught] == [__file__]
+    assert build_loader(volumes).plan.num_workers >= 1
+    assert build_loader(Arrays(), num_workers=16).plan.num_workers == 16

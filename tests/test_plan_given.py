@@ -159,6 +159,9 @@ def test_without_a_tuned_plan_there_is_a_warning_and_a_plan() -> None:
     with pytest.warns(UserWarning, match="sharedds tune") as caught:
         assert build_loader(Named(), plan="tuned").plan.num_workers >= 1
     assert [warning.filename for warning in caught] == [__file__]
+    write_tuned(tuned_key("named", machine(cpus=CpuShare(1234, ""))), a_plan())
+    with pytest.warns(UserWarning, match=r"none for 'named on .*only for 'named on .*1234 CPUs"):
+        build_loader(Named(), plan="tuned")
     with pytest.warns(UserWarning, match="fingerprint"):
         build_loader(Arrays(), plan="tuned")
     path = write_tuned(tuned_key("named", look()), a_plan(start_method="spawn"))

@@ -130,7 +130,7 @@ def test_a_fork_server_that_nobody_needs_is_ended() -> None:
             def __getitem__(self, index):
                 return torch.full((7_500_000,), float(index))
 
-        limit = process_memory().anonymous + 480_000_000
+        limit = process_memory().anonymous + 585_000_000
         loader = build_loader(Volumes(), batch_size=4, max_memory=limit, num_workers=None)
         assert loader.plan.num_workers == 0, loader.plan
         assert loader.plan.estimate.server == 0, loader.plan

@@ -125,6 +125,24 @@ def test_without_any_sign_of_ranks_there_is_one(monkeypatch: pytest.MonkeyPatch)
     assert fork(range(8)).plan.world_size == 1
 
 
+def test_ranks_that_know_nothing_of_each_other_are_warned_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each would load all samples; not where the rank is known or asked for."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", "4")
+    with pytest.warns(UserWarning, match="4 processes .* pass rank= and world_size=") as caught:
+        assert fork(range(8)).plan.world_size == 1
+    assert len(caught) == 1
+    assert fork(range(8), rank=0, world_size=1).plan.world_size == 1
+    assert fork(range(8), sampler=SequentialSampler(range(3))).plan.world_size == 1
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert fork(range(8)).plan.world_size == 4
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -217,7 +235,13 @@ def test_the_quota_of_control_groups_is_read(
         (2, {"LOCAL_WORLD_SIZE": "2"}, None, 1),
         (2, {"LOCAL_WORLD_SIZE": "8"}, None, 1),
         (64, {"LOCAL_WORLD_SIZE": "8"}, None, 8),
-        (8, {"LOCAL_WORLD_SIZE": "8", "SLURM_NTASKS_PER_NODE": "8"}, None, 8),
+        (
+            8,
+            {"SLURM_STEP_ID": "0", "LOCAL_WORLD_SIZE": "8", "SLURM_NTASKS_PER_NODE": "8"},
+            None,
+            8,
+        ),
+        (16, {"SLURM_NTASKS_PER_NODE": "16"}, None, 16),
         (64, {"SLURM_CPUS_PER_TASK": "x", "LOCAL_WORLD_SIZE": "-1"}, None, 64),
     ],
 )
@@ -241,10 +265,10 @@ def test_workers_follow_what_the_job_may_use(
     monkeypatch.setattr("os.cpu_count", lambda: 64)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    loader = build_loader(Draws(100))
+    loader = build_loader(Draws(100), rank=0, world_size=1)
     assert loader.num_workers == 1
     assert "CPU" in dict(loader.plan.reasons)["num_workers"]
-    assert build_loader(Draws(0)).num_workers == 0
+    assert build_loader(Draws(0), rank=0, world_size=1).num_workers == 0
 
 
 def test_workers_follow_the_affinity(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from sharedds.errors import OptionError, SchemaError, StateError
+from sharedds.loader import build_loader
 from sharedds.order import LoaderState
 
 OPTIONS: dict[str, Any] = {"batch_size": 3, "shuffle": True, "seed": 5}
@@ -398,3 +399,24 @@ def test_what_a_sampler_yields_is_checked(wrong: Any) -> None:
     """A mask would be read as samples 1 and 0."""
     with pytest.raises(SchemaError, match="whole numbers"):
         list(fork(Draws(4), sampler=[0, wrong]))
+
+
+def test_a_start_that_fails_does_not_lose_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No worker could be started: the next loop goes on where this one would have begun."""
+    loader = build_loader(Draws(12), batch_size=4, shuffle=True, num_workers=0)
+    whole = [batch[0].tolist() for batch in loader]
+    loader = build_loader(Draws(12), batch_size=4, shuffle=True, num_workers=0)
+    next(iter(loader))
+    state = loader.state_dict()
+    loader = build_loader(Draws(12), batch_size=4, shuffle=True, num_workers=0)
+    loader.load_state_dict(state)
+
+    def fails(*_: object) -> None:
+        raise OSError("no process")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(loader), "_get_iterator", fails)
+        with pytest.raises(OSError, match="no process"):
+            iter(loader)
+    assert loader.state_dict() == state
+    assert [batch[0].tolist() for batch in loader] == whole[1:]

@@ -456,11 +456,12 @@ def test_a_loader_that_was_rebuilt_from_its_arguments_says_why_it_cannot_work() 
 
 
 def test_the_sampler_shows_the_next_epoch() -> None:
-    """For code that looks at loader.sampler; looking moves nothing."""
+    """For code that looks at loader.sampler: each time one epoch more, and the loader stays."""
     loader = fork(Draws(10), batch_size=4, shuffle=True, rank=1, world_size=2)
     shown = [list(loader.sampler), list(loader.sampler)]
-    indices = [int(i) for batch in loader for i in batch[0]]
-    assert shown == [indices, indices]
+    passes = [[int(i) for batch in loader for i in batch[0]] for _ in range(2)]
+    assert shown == passes
+    assert passes[0] != passes[1]
     assert len(loader.sampler) == 5  # type: ignore[arg-type]
     assert [len(batch) for batch in loader.batch_sampler] == [4, 1]  # type: ignore[union-attr]
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import itertools
 import json
 import os
 import re
 import tempfile
 import textwrap
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,17 +21,25 @@ import psutil
 import pytest
 import torch
 from processes import started
+from torch.utils.data import DataLoader, IterableDataset
 
-from sharedds.diagnose import trial
+from sharedds.diagnose import isolated, trial
 from sharedds.diagnose.child import failure
-from sharedds.diagnose.isolated import MAKING, Finished
-from sharedds.diagnose.loading import EndlessOrder, EndlessSampler, batch_nbytes
+from sharedds.diagnose.isolated import MAKING, Finished, _environment, _Life, _sweep
+from sharedds.diagnose.loading import (
+    EndlessOrder,
+    EndlessSampler,
+    batch_nbytes,
+    build,
+    measure_loading,
+)
+from sharedds.diagnose.profile import profile_samples
 from sharedds.diagnose.target import load_target
 from sharedds.diagnose.trial import MemoryPoint, Trial, TrialOptions, run_trial, run_trials
 from sharedds.errors import OptionError
 
 CODE = """
-    import ctypes, os, sys, time
+    import ctypes, os, re, sys, time
 
     class Numbers:
         def __len__(self):
@@ -49,6 +60,10 @@ CODE = """
             if Wild.calls == 2:
                 raise KeyError("patient 7")
             ctypes.string_at(0)
+
+    class Backtracks(Numbers):
+        def __init__(self):
+            re.match(r"(a+)+$", "a" * 60 + "b")
 
     class Stuck(Numbers):
         def __getitem__(self, index):
@@ -103,7 +118,7 @@ def test_code_that_hangs_is_ended_and_says_where(code: Path) -> None:
     """After a while without a sign of life."""
     stuck = run_trial(load_target(f"{code}:Stuck"), replace(SHORT, patience=1.0))
     assert "no sign of life for 1 s while waiting for the first batch" in str(stuck.error)
-    assert "unruly.py:26 in __getitem__" in str(stuck.error)
+    assert "unruly.py:30 in __getitem__" in str(stuck.error)
 
 
 def test_what_cannot_be_made_fails_every_trial_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,10 +145,10 @@ RUNNING = """
     from sharedds.diagnose.isolated import run_isolated
 
     def tick(phase):
-        if phase.startswith("loading"):
+        if phase.startswith(sys.argv[3]):
             print("going", flush=True)
 
-    options, recipe = map(json.loads, sys.argv[1:])
+    options, recipe = map(json.loads, sys.argv[1:3])
     run_isolated("trials", {"trials": [options]}, lambda folder: recipe, tick=tick)
 """
 
@@ -171,11 +186,73 @@ def test_nothing_is_left_of_a_trial_that_is_interrupted(code: Path) -> None:
 
 
 @pytest.mark.usefixtures("temporary")
+def test_code_that_lets_no_thread_run_is_ended_with_its_user(code: Path) -> None:
+    """As an expression that backtracks for ever, and holds the interpreter meanwhile."""
+    recipe = load_target(f"{code}:Backtracks").recipe(code.parent)
+    process = started(RUNNING, json.dumps(asdict(SHORT)), json.dumps(recipe), MAKING)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "going\n"
+        time.sleep(0.2)
+        below = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        process.wait(20)
+        _expect_gone(below)
+        time.sleep(0.2)  # for its folder
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_process_that_works_without_a_word_lives() -> None:
+    """One that only waits does not."""
+    for source, lives in (("while True: pass", True), ("import time; time.sleep(60)", False)):
+        process = started(f"print(1, flush=True)\n{source}")
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            life = _Life(process.pid, 0.0, 0.2)
+            life.shows(0.2, MAKING)
+            time.sleep(0.3)
+            assert life.shows(0.5, MAKING) is lives
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def test_forgotten_folders_are_swept_and_used_ones_are_not(tmp_path: Path) -> None:
+    """What a machine that went down has left, once it is old and nobody holds it."""
+    old, used, new = (tmp_path / f"sharedds-trial-{name}" for name in ("old", "used", "new"))
+    for folder in (old, used, new):
+        folder.mkdir()
+        if folder != new:
+            os.utime(folder, (1, 1))
+    held = os.open(used, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        _sweep(tmp_path)
+    finally:
+        os.close(held)
+    assert sorted(path.name[15:] for path in tmp_path.iterdir()) == ["new", "used"]
+
+
+def test_packages_do_not_come_before_the_standard_library(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A backport in site-packages must not hide what it stands in for."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    assert _environment(tmp_path)["PYTHONPATH"] == str(Path(isolated.__file__).parents[2])
+    place = tmp_path / "site-packages" / "sharedds" / "diagnose" / "isolated.py"
+    monkeypatch.setattr(isolated, "__file__", str(place))
+    assert "PYTHONPATH" not in _environment(tmp_path)
+
+
+@pytest.mark.usefixtures("temporary")
 def test_nothing_is_left_of_a_trial_whose_user_is_killed(code: Path) -> None:
     """Nor by kill -9, which nobody can prepare for."""
     options = TrialOptions(num_workers=1, batch_size=2, seconds=600)
     recipe = load_target(f"{code}:Numbers").recipe(code.parent)
-    process = started(RUNNING, json.dumps(asdict(options)), json.dumps(recipe))
+    process = started(RUNNING, json.dumps(asdict(options)), json.dumps(recipe), "loading")
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "going\n"
@@ -214,6 +291,48 @@ def test_the_error_of_a_worker_is_its_own_last_line() -> None:
     )
     assert failure(KeyError(text))["error"] == "KeyError: 7"
     assert failure(ValueError("too small"))["error"] == "ValueError: too small"
+    ours = text.replace("KeyError: 7", "sharedds.errors.SourceError: a.png: damaged")
+    assert failure(OptionError(ours))["error"] == "a.png: damaged"
+
+
+def test_a_sampler_and_the_start_of_workers_are_the_users_own(code: Path) -> None:
+    """In a loader of torch; batches that it makes by itself are refused."""
+    started_with: list[int] = []
+    numbers: Any = range(10)
+    loader: DataLoader[int] = DataLoader(
+        numbers,
+        batch_size=2,
+        sampler=[7, 3, 3],
+        worker_init_fn=started_with.append,
+    )
+    opened = load_target(loader).open()
+    made = build(opened, asdict(replace(SHORT, loader="torch")))
+    assert [batch.tolist() for batch in itertools.islice(made, 3)] == [[7, 3], [3, 7], [3, 3]]
+    assert made.worker_init_fn == opened.worker_init_fn is not None
+    for options in ({"batch_size": None}, {"batch_sampler": [[0]]}):
+        bare: Any = DataLoader(numbers, **options)
+        with pytest.raises(OptionError, match="without a batch size"):
+            load_target(bare).open()
+
+
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_a_stream_that_gives_nothing_says_so(rounds: int) -> None:
+    """Instead of the StopIteration that it ends in."""
+
+    class Stream(IterableDataset[int]):
+        def __init__(self) -> None:
+            self.once = iter(range(4 * rounds))
+
+        def __iter__(self) -> Iterator[int]:
+            return self.once
+
+    opened = load_target(Stream()).open()
+    reason = "gives none when it is read again" if rounds else "the dataset is empty"
+    options = asdict(replace(SHORT, loader="torch"))
+    with pytest.raises(OptionError, match=reason):
+        measure_loading(opened, options, lambda phase: None)
+    with pytest.raises(OptionError, match="the dataset is empty"):  # by now
+        profile_samples(opened, batch_size=4, seconds=0.1, say=lambda phase: None)
 
 
 # --- arithmetic ----------------------------------------------------------------------------------

@@ -221,6 +221,26 @@ def test_a_limit_that_holds_nothing_is_refused_with_what_is_needed(
         tune(Numbers(), max_memory="250MB", progress=False)
 
 
+@pytest.mark.parametrize("after", [5, 9, 12])
+def test_a_default_that_grows_over_the_limit_is_not_kept(
+    pretend: Callable[[Pretended], None], after: int
+) -> None:
+    """Though it did fit in the rounds before it met the other plan."""
+    held: list[int] = []
+
+    def memory(settings: Settings) -> float:
+        if settings == TWO:
+            held.append(1)
+        return 4e8 if settings == TWO and len(held) > after else 1e8
+
+    pretended = Pretended(by_workers(_0=110, _1=100, _2=100), scatter=0.3, memory=memory)
+    pretend(pretended)
+    report = tune(Numbers(), max_memory="250MB", progress=False, dry_run=True)
+    grew = len(held) > after
+    assert (report.chosen != TWO) or not grew
+    assert grew == ("over the memory limit: 2 processes" in str(report))
+
+
 def test_a_plan_that_fails_is_left_out(pretend: Callable[[Pretended], None]) -> None:
     """And the reason is told."""
     pretended = Pretended(by_workers(_0=100, _1=100, _2=100), fails=[NONE])
@@ -269,11 +289,26 @@ def test_the_command_prints_a_chart_or_json(
     assert main(["tune", target]) == 0
     shown = capsys.readouterr().out
     assert "*   no workers" in shown.replace("* no", "*   no")
-    assert max(map(len, shown.split("kept for")[0].splitlines())) <= 80
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "found with batches of 4" in shown
     assert main(["tune", target, "--dry-run", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["arguments"] == {"num_workers": 0}
     assert len(told["candidates"]) >= 6
+
+
+def test_a_real_dataset_is_tuned(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once without any pretending, by the fewest trials there are."""
+    (tmp_path / "numbers_here.py").write_text("def make(): return list(range(64))\n")
+    monkeypatch.setattr(tuning, "first_candidates", lambda default, cpus: [default])
+    target = f"{tmp_path}/numbers_here.py:make"
+    assert main(["tune", target, "--seconds", "1", "--patience", "30", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["chosen"] == told["default"]
+    assert told["candidates"][0]["samples_per_second"] > 0
+    assert told["candidates"][0]["memory"] > 0
 
 
 def test_a_picture_needs_the_extra_before_anything_is_tried(
@@ -291,9 +326,16 @@ def test_a_picture_needs_the_extra_before_anything_is_tried(
     else:
         plot_tuning(tune(Numbers(), progress=False), tmp_path / "a.png")
         assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+        pretended.tried.clear()
+        for name, reason in (("none/a.png", "no folder"), ("a.mp3", "no format mp3")):
+            assert main(["tune", "math:pi", "--plot", str(tmp_path / name)]) == 1
+            assert reason in capsys.readouterr().err
+        assert not pretended.tried
 
 
-@pytest.mark.parametrize("options", [{"seconds": 0}, {"batch_size": 0}, {"max_memory": "much"}])
+@pytest.mark.parametrize(
+    "options", [{"seconds": 0}, {"batch_size": 0}, {"max_memory": "much"}, {"patience": 0}]
+)
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     """Before anything is started."""
     with pytest.raises(OptionError):

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
+import sys
+import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from sharedds.cli.text import complain, echo
+from sharedds.cli.text import complain, echo, silence
 from sharedds.errors import OptionError, SharedDSError
 from sharedds.progress import Progress
+
+if TYPE_CHECKING:  # help stays quick
+    from sharedds.diagnose.report import DoctorReport
 
 __all__ = ["doctor"]
 
@@ -59,15 +67,10 @@ def doctor(
 
     Exit codes: 0 safe; 1 hazards were found and are listed; 2 it could not be run.
     """
-    from sharedds.diagnose.doctor import doctor as examine  # noqa: PLC0415 - help stays quick
-    from sharedds.diagnose.html import as_html, require_plots  # noqa: PLC0415
-
+    answer = COULD_NOT_RUN
     try:
-        if page is not None:
-            require_plots()  # before minutes of work, not after
-            _write(page, "")
-        with Progress("examining", unit="steps") as bar:
-            report = examine(
+        with _Page(page) as written:
+            report = _examined(
                 target,
                 num_workers=workers,
                 batch_size=batch_size,
@@ -75,23 +78,47 @@ def doctor(
                 start_method=start_method,
                 transform=transform,
                 measure=not no_measure,
-                tick=lambda phase, done, total: _advance(bar, done, total),
             )
-            bar.advance((bar.total or 0) - bar.count)
-        if page is not None:
-            _write(page, as_html(report))
+            written.write(report)
+        answer = report.exit_code
+        _tell(report, page, as_json=as_json)
+    except (click.Abort, click.exceptions.Exit):
+        raise
+    except BrokenPipeError as error:  # whose reader has seen enough
+        silence(sys.stdout, error)
+        return answer
     except SharedDSError as error:
         complain(f"Error: {error}")
-        return COULD_NOT_RUN
+    except click.ClickException as error:
+        complain(f"Error: {error.format_message()}")
+    except Exception as error:  # whatever it is, it is no verdict on the dataset
+        complain(traceback.format_exc().rstrip())
+        complain(f"Error: the doctor itself failed ({type(error).__name__}: {error})")
+    else:
+        return answer
+    return COULD_NOT_RUN
+
+
+def _examined(target: str, **options: Any) -> DoctorReport:
+    from sharedds.diagnose.doctor import doctor as examine  # noqa: PLC0415 - help stays quick
+
+    with Progress("examining", unit="steps") as bar:
+        report = examine(
+            target, tick=lambda phase, done, total: _advance(bar, done, total), **options
+        )
+        bar.advance((bar.total or 0) - bar.count)
+    return report
+
+
+def _tell(report: DoctorReport, page: str | None, *, as_json: bool) -> None:
     if as_json:
         echo(json.dumps(report.to_dict()))
-    else:
-        for line in report.text(_width()).splitlines():
-            echo(line)
-        if page is not None:
-            echo("")
-            echo(f"The page with plots: {page}")
-    return report.exit_code
+        return
+    for line in report.text(_width()).splitlines():
+        echo(line)
+    if page is not None:
+        echo("")
+        echo(f"The page with plots: {page}")
 
 
 def _advance(bar: Progress, done: int, total: int) -> None:
@@ -99,11 +126,54 @@ def _advance(bar: Progress, done: int, total: int) -> None:
     bar.advance(done - bar.count)
 
 
-def _write(page: str, text: str) -> None:
-    try:
-        Path(page).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OptionError(f"--html {page}: cannot be written ({error.strerror})") from error
+class _Page:
+    """The page, written beside the one there is and then put in its place: all of it or nothing.
+
+    It is begun before minutes of work, so that what stands in its way is told at once.
+
+    Args:
+        path: Where it shall be; None for no page.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self.path = None if path is None else os.path.realpath(path)
+        self.name = path
+        self.part = None if self.path is None else f"{self.path}.{os.getpid()}.part"
+        if self.path is not None and os.path.exists(self.path) and not os.path.isfile(self.path):
+            self.part = self.path  # a device or a pipe
+
+    def __enter__(self) -> _Page:
+        from sharedds.diagnose.html import require_plots  # noqa: PLC0415 - help stays quick
+
+        if self.path is not None:
+            require_plots()
+            if os.path.exists(self.path) and not os.access(self.path, os.W_OK):
+                raise OptionError(f"--html {self.name}: cannot be written (it is read-only)")
+            self._put("")
+        return self
+
+    def write(self, report: DoctorReport) -> None:
+        """Write the page of a report."""
+        from sharedds.diagnose.html import as_html  # noqa: PLC0415 - help stays quick
+
+        if self.path is not None and self.part is not None:
+            self._put(as_html(report))
+            if self.part != self.path:
+                os.replace(self.part, self.path)
+
+    def __exit__(self, *_: object) -> None:
+        if self.part is not None and self.part != self.path:
+            with contextlib.suppress(OSError):
+                os.unlink(self.part)
+
+    def _put(self, text: str) -> None:
+        try:
+            Path(self.part or "").write_text(text, encoding="utf-8")
+        except OSError as error:
+            self.__exit__()
+            raise OptionError(
+                f"--html {self.name}: cannot be written ({error.strerror})"
+            ) from error
 
 
 def _width() -> int:

@@ -15,6 +15,15 @@ __all__ = ["bench", "tune"]
 _NARROWEST, _WIDEST = 60, 120
 _TRANSFORM = "Of the dataset: an attribute of a module or of a file.py."
 
+_PATIENCE = click.option(
+    "--patience",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="A process without a sign of life for so long counts as hanging.",
+)
+
 
 def _width() -> int:
     """Characters in a line: those of the terminal, 80 where there is none."""
@@ -54,6 +63,7 @@ def _bar() -> str:
     show_default=True,
     help="How many of the slowest samples to name.",
 )
+@_PATIENCE
 @click.option("--json", "as_json", is_flag=True, help="Print it as one JSON object.")
 def bench(
     target: str,
@@ -63,6 +73,7 @@ def bench(
     seconds: float,
     transform: str | None,
     slowest: int,
+    patience: float,
     as_json: bool,
 ) -> int:
     """Measure the loader of TARGET alone, and tell what bounds it.
@@ -81,6 +92,7 @@ def bench(
         seconds=seconds,
         transform=transform,
         slowest=slowest,
+        patience=patience,
     )
     if as_json:
         echo(json.dumps(report.to_dict()))
@@ -112,6 +124,7 @@ def bench(
 @click.option("--transform", metavar="MODULE:ATTRIBUTE", help=_TRANSFORM)
 @click.option("--dry-run", is_flag=True, help="Find the plan, but do not keep it.")
 @click.option("--plot", type=click.Path(), help="Draw it: FILE.png, .svg or .pdf.")
+@_PATIENCE
 @click.option("--json", "as_json", is_flag=True, help="Print it as one JSON object.")
 def tune(
     target: str,
@@ -122,6 +135,7 @@ def tune(
     transform: str | None,
     dry_run: bool,
     plot: str | None,
+    patience: float,
     as_json: bool,
 ) -> int:
     """Find the fastest plan for TARGET here, and keep it for build_loader(plan="tuned").
@@ -130,11 +144,11 @@ def tune(
     Plans are tried in rounds against the default one. It stays unless another one is faster beyond
     the noise. What is kept belongs to the content of the dataset and to this kind of machine.
     """
-    from sharedds.diagnose.plots import plot_tuning, require_plots  # noqa: PLC0415
+    from sharedds.diagnose.plots import expect_picture, plot_tuning  # noqa: PLC0415
     from sharedds.diagnose.tune import tune as search  # noqa: PLC0415 - help stays quick
 
     if plot is not None:
-        require_plots()  # rather now than after two minutes
+        expect_picture(plot)  # rather now than after two minutes
     report = search(
         target,
         max_memory=max_memory,
@@ -142,6 +156,7 @@ def tune(
         seconds=seconds,
         transform=transform,
         dry_run=dry_run,
+        patience=patience,
     )
     if as_json:
         echo(json.dumps(report.to_dict()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -75,9 +76,12 @@ class MemmapDataset(IndexedDataset[Any]):
         ends = MappedArrayBuilder(np.int64)
         digest = xxhash.xxh3_128()
         total = 0
+        items: set[tuple[np.dtype[Any], tuple[int, ...]] | None] = set()
         for path in [files] if isinstance(files, (str, bytes, os.PathLike)) else files:
             location = absolute_path(path)
-            rows, facts = self._look(location)
+            rows, facts, item = self._look(location)
+            if len(items) < 2:  # more tell no more
+                items.add(item)
             total += rows
             # With each path, a hash of what must not change in its file.
             paths.append(f"{location}\0{_hashed(facts)}")
@@ -87,14 +91,17 @@ class MemmapDataset(IndexedDataset[Any]):
         self._ends: MappedArray = ends.finish()
         self._total = total
         self._digest = digest.hexdigest()
+        same = items.pop() if len(items) == 1 else None
+        self._item_bytes = math.prod(same[1]) * same[0].itemsize if same is not None else None
         if not len(self._paths):
             raise OptionError("files is empty; give the path of one array file or more")
 
-    def _look(self, path: str) -> tuple[int, str]:
-        """Return how many samples a file has, and what must not change about it."""
+    def _look(self, path: str) -> tuple[int, str, tuple[np.dtype[Any], tuple[int, ...]] | None]:
+        """Return how many samples a file has, what must not change about it, and what one is."""
         try:
             if self._per_file:
-                return 1, str(_regular(path, os.stat(path)))
+                size = _regular(path, os.stat(path))
+                return 1, str(size), self._raw[:2] if self._raw is not None else None
             with open(path, "rb") as file:
                 size = _regular(path, os.fstat(file.fileno()))
                 if self._raw is not None:
@@ -110,7 +117,7 @@ class MemmapDataset(IndexedDataset[Any]):
                 f"{path}: holds a single number and no rows; per_file=True takes it as one sample",
                 path=path,
             )
-        return layout.shape[0], _facts(layout)
+        return layout.shape[0], _facts(layout), (layout.dtype, layout.shape[1:])
 
     def _count(self) -> int:
         return self._total
@@ -182,6 +189,19 @@ class MemmapDataset(IndexedDataset[Any]):
         except Exception as error:
             error.add_note(f"while loading sample {operator.index(index)}, {self.key(index)}")
             raise
+
+    @property
+    def sample_nbytes(self) -> int | None:
+        """Bytes of a sample in a batch; None where it is not known without loading one.
+
+        Known where samples are the arrays as they are, and all files hold arrays of one shape and
+        dtype.
+        """
+        own = type(self)
+        is_plain = own.load is MemmapDataset.load and self.transform is None
+        if not is_plain or own.__getitem__ is not MemmapDataset.__getitem__:
+            return None
+        return self._item_bytes
 
     @property
     def reads_batches(self) -> bool:

@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from sharedds.diagnose.containers import CONTAINERS, first_items, is_a, is_object_array, item_count
+from sharedds.diagnose.containers import (
+    CONTAINERS,
+    first_items,
+    is_a,
+    is_exactly,
+    is_object_array,
+    item_count,
+)
 from sharedds.diagnose.fixes import fix_of
-from sharedds.diagnose.graph import FEW_ITEMS, Part, modules_used, own_attributes, walk
-from sharedds.diagnose.hazards import Hazard, grouped
+from sharedds.diagnose.graph import (
+    FEW_ITEMS,
+    Part,
+    attributes,
+    modules_used,
+    near,
+    own_attributes,
+    walk,
+)
+from sharedds.diagnose.hazards import Hazard, described, grouped
 from sharedds.diagnose.prices import Price, Pricer
 from sharedds.diagnose.signs import LIBRARIES_AFTER_FORK, random_kind, sign_of, table_kind
 from sharedds.diagnose.sizes import image_bytes, is_image
 
-__all__ = ["Audit", "audit"]
+__all__ = ["Audit", "audit", "without_unsendable"]
 
 #: What a worker may pay before it is worth a word, in bytes.
 LEAST_BYTES = 1_000_000
+_UNSENDABLE = "; cannot be sent to a worker by spawn or forkserver"
 _MOST_TENSORS = 256  # of which each takes an open file on its way
+_ALWAYS = ("handle", "device")  # hazards whether they can be sent or not
+_TRIED = 8  # of many items, so many are looked into
 _DATA = ("objects", "table", "array", "images")
 
 
@@ -67,7 +85,7 @@ def audit(
     """
     named = {"dataset": dataset, "collate_fn": collate_fn, "transform": transform}
     search = _Search(seconds)
-    search.rest = {f"dataset.{name}": value for name, value in own_attributes(dataset).items()}
+    search.rest = {f"dataset.{name}": value for name, value in attributes(dataset).items()}
     roots = {name: root for name, root in named.items() if root is not None}
     is_whole = walk(roots, search.visit, seconds=seconds / 2)
     found = [each for each in map(_weighed, grouped(search.found())) if each is not None]
@@ -108,9 +126,11 @@ class _Search:
         """Return the hazards, those that cost memory with their prices."""
         pricer = Pricer(self.seconds / 2)
         for part, kind in sorted(self.data, key=lambda each: _rank(each[0].value)):
-            self.hazards.append(_priced(part, kind, pricer.price(part.value)))
+            with contextlib.suppress(Exception):  # of classes that do not let themselves be asked
+                self.hazards.append(_priced(part, kind, pricer.price(part.value)))
         for path, value in self.rest.items():  # of many small parts
-            self.hazards.append(_rest(path, value, pricer.price(value)))
+            with contextlib.suppress(Exception):
+                self.hazards.append(_rest(path, value, pricer.price(value)))
         for name, path in self.libraries.items():
             why, remedy = LIBRARIES_AFTER_FORK[name]
             self.hazards.append(
@@ -128,7 +148,7 @@ class _Search:
         if sign.after_fork:
             what += f"; {sign.after_fork}"
         if not sign.pickles:
-            what += "; cannot be sent to a worker by spawn or forkserver"
+            what += _UNSENDABLE
         harmless = part.via != "instance"  # made anew by each worker that imports the module
         self.hazards.append(
             Hazard(
@@ -136,7 +156,7 @@ class _Search:
                 path=part.path,
                 what=what,
                 fix=fix_of(sign.kind, part.path, sign.opens),
-                is_note=sign.kind != "handle" and (harmless or sign.pickles),
+                is_note=sign.kind not in _ALWAYS and (harmless or sign.pickles),
                 spawn=0 if sign.pickles or harmless else None,
                 breaks=bool(sign.after_fork),
             )
@@ -179,19 +199,20 @@ class _Search:
         if is_image(type(obj)) and image_bytes(obj):
             self.data.append((part, "images"))
             return False
-        if type(obj) in (str, bytes, bytearray) and len(obj) >= LEAST_BYTES:
+        if is_exactly(obj, str, bytes, bytearray) and len(obj) >= LEAST_BYTES:
             self.data.append((part, "array"))
         return None
 
     def _look_into(self, part: Part, obj: Any) -> None:
         """Many items of one kind that is a hazard in itself: handles, generators."""
-        for item in first_items(obj, 8):
-            if (sign := sign_of(item)) is not None and sign.kind == "handle":
-                self._is_broken(Part(f"{part.path}[...]", item, part.via), item)
-                return
-            if random_kind(item) is not None:
-                self._is_random(Part(f"{part.path}[...]", item, part.via), item)
-                return
+        told: set[str] = set()
+        for item in first_items(obj, _TRIED):
+            for each in near(Part(f"{part.path}[...]", item, part.via)):
+                if any(_is_within(each.path, path) for path in told):
+                    continue
+                judges = (self._is_broken, self._is_random)
+                if any(judge(each, each.value) is not None for judge in judges):
+                    told.add(each.path)
 
     def _is_code(self, part: Part, obj: Any) -> bool | None:
         if is_a(obj, types.FunctionType):
@@ -209,6 +230,26 @@ class _Search:
         return None
 
 
+def without_unsendable(found: Audit) -> Audit:
+    """Return what was found in a dataset that pickles all the same, as it leaves such parts out."""
+    sent = [
+        replace(
+            each,
+            spawn=0,
+            what=each.what.replace(_UNSENDABLE, ""),
+            is_note=each.is_note or each.kind not in _ALWAYS,
+        )
+        if each.spawn is None
+        else each
+        for each in found.hazards
+    ]
+    return replace(
+        found,
+        hazards=tuple(each for each in sent if not each.is_note),
+        notes=found.notes + tuple(each for each in sent if each.is_note),
+    )
+
+
 def _weighed(hazard: Hazard) -> Hazard | None:
     """Return a hazard that costs enough to be told, None for one that does not."""
     if hazard.kind not in _DATA:
@@ -222,6 +263,10 @@ def _weighed(hazard: Hazard) -> Hazard | None:
         return None
     what = f"{hazard.what}; spawn and forkserver move it to shared memory, once for all workers"
     return replace(hazard, what=what, is_note=True)
+
+
+def _is_within(path: str, outer: str) -> bool:
+    return path == outer or path.startswith((f"{outer}.", f"{outer}["))
 
 
 def _is_near(part: Part) -> bool:
@@ -240,8 +285,8 @@ def _lambda(function: types.FunctionType) -> str:
 
 
 def _takes_nothing(cached: Any) -> bool:
-    wrapped = own_attributes(cached).get("__wrapped__")
-    code = getattr(wrapped, "__code__", None)
+    wrapped: Any = own_attributes(cached).get("__wrapped__")
+    code = wrapped.__code__ if is_a(wrapped, types.FunctionType) else None
     return code is not None and code.co_argcount + code.co_kwonlyargcount == 0
 
 
@@ -270,8 +315,8 @@ def _cache(part: Part, entries: int) -> Hazard:
 
 def _priced(part: Part, kind: str, price: Price) -> Hazard:
     obj = part.value
-    what, kind = _described(obj, kind, price)
-    if kind == "array" and part.via == "instance" and isinstance(obj, np.memmap):
+    what, kind = described(obj, kind, price)
+    if kind == "array" and part.via == "instance" and is_a(obj, np.memmap):
         what += "; pickled, it becomes a private copy of the file"
     return Hazard(
         kind=kind,
@@ -296,49 +341,4 @@ def _rest(path: str, obj: Any, price: Price) -> Hazard:
         spawn=price.spawn,
         shared=price.shared,
         tensors=price.tensors,
-    )
-
-
-def _described(obj: Any, kind: str, price: Price) -> tuple[str, str]:
-    """Say what some data is, and of which kind it is on a closer look."""
-    about = "about " if price.sampled else ""
-    if table := table_kind(obj):
-        rows = len(obj) if hasattr(obj, "__len__") else 0
-        return f"a {table} of {rows:,} rows, {about}{price.objects:,} Python objects", "table"
-    if isinstance(obj, np.ndarray | torch.Tensor):
-        if isinstance(obj, np.ndarray) and obj.dtype.hasobject:
-            return f"an array of {obj.size:,} Python objects", "objects"
-        shape = " × ".join(map(str, obj.shape))
-        name = "tensor" if isinstance(obj, torch.Tensor) else type(obj).__name__
-        mapped = "" if name == "memmap" else "private "
-        return f"a {mapped}{name} of {shape} {str(obj.dtype).removeprefix('torch.')}", kind
-    if is_image(type(obj)):
-        return "a decoded image", "images"
-    if isinstance(obj, str | bytes | bytearray):
-        return f"{type(obj).__name__} of {len(obj):,}", kind
-    items = first_items(obj, 200)
-    names = sorted({_name(item) for item in items})
-    of = " and ".join(names[:2]) if len(names) < 3 else f"{names[0]}, {names[1]} and others"
-    what = f"a {type(obj).__name__} of {item_count(obj):,} items ({of})"
-    if _mostly(items, lambda item: is_image(type(item)) or _is_picture(item)):
-        return f"{what}: decoded images, kept", "images"
-    if _mostly(items, lambda item: isinstance(item, np.ndarray | torch.Tensor)):
-        return what, "array"
-    return f"{what}, {about}{price.objects:,} Python objects", "objects"
-
-
-def _name(obj: Any) -> str:
-    return type(obj).__name__
-
-
-def _mostly(items: list[Any], is_so: Callable[[Any], bool]) -> bool:
-    return sum(map(is_so, items)) * 2 > len(items)
-
-
-def _is_picture(obj: Any) -> bool:
-    """Whether an array or tensor looks like a picture: bytes, in two dimensions or more."""
-    return (
-        isinstance(obj, np.ndarray | torch.Tensor)
-        and str(obj.dtype).removeprefix("torch.") == "uint8"
-        and obj.ndim >= 2
     )

@@ -9,7 +9,7 @@ from typing import Any
 from sharedds.diagnose.isolated import run_isolated
 from sharedds.diagnose.target import load_target
 from sharedds.diagnose.telling import Telling
-from sharedds.diagnose.trial import Trial, TrialOptions, run_trial
+from sharedds.diagnose.trial import PATIENCE, SILENT, Trial, TrialOptions, run_trial
 from sharedds.diagnose.verdict import StageCost, Verdict, judge
 from sharedds.errors import OptionError, WorkerError
 from sharedds.host.cpus import usable_cpus
@@ -92,7 +92,12 @@ class BenchReport:
         batches = _number(loader.batches_per_second or 0)
         data = _size(loader.bytes_per_second or 0)
         lines = [
-            f"{self.target}: {rate} samples/s with {who}, batch size {loader.batch_size}",
+            *textwrap.wrap(
+                f"{printable(self.target)}: {rate} samples/s with {who}, batch size "
+                f"{loader.batch_size}",
+                width,
+                subsequent_indent="  ",
+            ),
             "",
             *textwrap.wrap(_sentence(f"{verdict.headline}. {verdict.text}"), width),
             *textwrap.wrap(f"What would help: {verdict.advice}", width, subsequent_indent="  "),
@@ -155,6 +160,7 @@ def bench(
     seconds: float = 10.0,
     transform: str | None = None,
     slowest: int = 5,
+    patience: float = PATIENCE,
     progress: bool | None = None,
 ) -> BenchReport:
     """Measure a loader alone, without any training, and tell what bounds it.
@@ -170,6 +176,7 @@ def bench(
         seconds: How long to measure, in all; starting comes on top.
         transform: ``"module:attribute"`` of a transform for the dataset.
         slowest: How many of the slowest samples to name.
+        patience: Seconds without a sign of life after which a process counts as hanging.
         progress: True or False to tell how far it is; by default after two seconds.
 
     Returns:
@@ -182,6 +189,8 @@ def bench(
     """
     if not seconds > 0:
         raise OptionError(f"seconds={seconds}: more than 0 is expected")
+    if not patience > 0:
+        raise OptionError(f"patience={patience}: more than 0 is expected")
     if batch_size is not None and batch_size < 1:
         raise OptionError(f"batch_size={batch_size}: 1 or more is expected")
     if num_workers is not None and num_workers < 0:
@@ -197,6 +206,7 @@ def bench(
                 "transfer_seconds": seconds * 0.15,
             },
             chosen.recipe,
+            patience=patience,
             tick=telling.tell,
         )
         if finished.error is not None or len(finished.results) < 2:
@@ -212,6 +222,8 @@ def bench(
             num_workers=num_workers,
             batch_size=profile["batch_size"],
             seconds=seconds * 0.45,
+            # A batch is one word, and its samples may have to be waited for.
+            patience=max(patience, 3e-3 * profile["p95_ms"] * profile["batch_size"]),
         )
         trial = run_trial(chosen, options, tick=telling.tell)
     if trial.error is not None:
@@ -221,6 +233,8 @@ def bench(
 
 def _failure(name: str, error: str | None, details: str, output: str) -> str:
     text = f"{name}: {error or 'the process said nothing'}"
+    if error is not None and error.startswith(SILENT):
+        text += "; with more patience (--patience SECONDS) it may get there"
     lines = (details or output).rstrip().splitlines()[-12:]
     return "\n  ".join([text, *lines]) if lines else text
 
@@ -244,7 +258,7 @@ def _report(
         busy=trial.cpus_busy,
         others=trial.others_busy,
         sending=1000 * sending,
-        one_thread_rate=profile["samples"] / profile["seconds"],
+        one_thread_rate=profile["samples"] / profile["loop_seconds"],
     )
     notes = []
     if trial.uncollated:

@@ -69,6 +69,8 @@ def failure(error: BaseException) -> dict[str, str]:
     """Return an error as plain text: one line, and the traceback of the user's code."""
     if isinstance(error, SharedDSError):  # its text may go on with the traceback of a sample
         text, _, details = str(error).partition("\n\n")
+        if told := _of_worker(str(error)):
+            text, details = re.sub(r"^sharedds\.[\w.]+: ", "", told), str(error)
         return {"error": text, "details": details or _trace(error.__cause__)}
     if isinstance(error, SystemExit):
         text = f"the code of the dataset ended the process: SystemExit({error.code!r})"

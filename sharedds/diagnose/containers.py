@@ -9,7 +9,15 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["CONTAINERS", "first_items", "is_a", "is_object_array", "item_blocks", "item_count"]
+__all__ = [
+    "CONTAINERS",
+    "first_items",
+    "is_a",
+    "is_exactly",
+    "is_object_array",
+    "item_blocks",
+    "item_count",
+]
 
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
 
@@ -17,6 +25,11 @@ CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
 def is_a(obj: object, kinds: type | tuple[type, ...]) -> bool:
     """Whether an object is of a class, by its type alone; isinstance may ask the object itself."""
     return issubclass(type(obj), kinds)
+
+
+def is_exactly(obj: object, *kinds: type) -> bool:
+    """Whether an object is of one of some classes itself; classes may redefine how they compare."""
+    return any(type(obj) is kind for kind in kinds)
 
 
 def is_object_array(obj: Any) -> bool:

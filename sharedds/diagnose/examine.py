@@ -10,7 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sharedds.diagnose.audit import Audit, audit
+from torch.utils.data import IterableDataset
+
+from sharedds.diagnose.audit import Audit, audit, without_unsendable
 from sharedds.diagnose.hazards import Hazard
 from sharedds.diagnose.pickles import PickleSize, pickle_size
 from sharedds.diagnose.target import Opened
@@ -28,6 +30,7 @@ class Examined:
         batch_size: That of the DataLoader it was found in, else None.
         audit: Its hazards.
         pickle: The size of its pickle.
+        is_iterable: Whether it is read in a row, not by number.
     """
 
     kind: str
@@ -35,6 +38,7 @@ class Examined:
     batch_size: int | None
     audit: Audit
     pickle: PickleSize
+    is_iterable: bool = False
 
 
 def examine(opened: Opened, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
@@ -48,6 +52,8 @@ def examine(opened: Opened, say: Callable[[str], None] = lambda _: None) -> dict
     found = audit(opened.dataset, collate_fn=opened.collate_fn)
     say("measuring its pickle")
     size = pickle_size(opened.dataset)
+    if size.error is None and size.is_whole:
+        found = without_unsendable(found)
     try:
         samples: int | None = len(opened.dataset)
     except Exception:  # it has none, or that is the user's code too
@@ -58,6 +64,7 @@ def examine(opened: Opened, say: Callable[[str], None] = lambda _: None) -> dict
         "batch_size": opened.batch_size,
         "audit": found.to_dict(),
         "pickle": size.to_dict(),
+        "is_iterable": isinstance(opened.dataset, IterableDataset),
     }
 
 
@@ -76,4 +83,5 @@ def examined(facts: dict[str, Any]) -> Examined:
             is_whole=found["is_whole"],
         ),
         pickle=PickleSize(**facts["pickle"]),
+        is_iterable=facts["is_iterable"],
     )

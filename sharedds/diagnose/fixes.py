@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sharedds.diagnose.containers import first_items, is_a, is_object_array
+from sharedds.diagnose.containers import first_items, is_a, is_exactly, is_object_array
 
 __all__ = ["fix_of"]
 
@@ -45,6 +45,15 @@ class Samples(sharedds.LazyDataset):     # items packed in one file
     def load(self, item):
         ..."""
 
+_MAPPING = """\
+class Samples(sharedds.LazyDataset):     # items packed in one file
+    def __init__(self, items):           # was: self.{name} = items
+        super().__init__(list(items.items()))
+
+    def load(self, item):
+        key, value = item
+        ..."""
+
 _STRINGS = "{place} = sharedds.PackedStrings.build({name})"
 _ROWS = "{place} = sharedds.RaggedArray.build({name}, dtype=np.{dtype})"
 _NUMBERS = "{place} = np.asarray({name})"
@@ -79,9 +88,20 @@ def {name}(self):
 _LOCK = """\
 @sharedds.per_process                    # made by each process
 def {name}(self):
-    return threading.Lock()"""
+    return {makes}"""
 
 _ITERATOR = "{place} = sharedds.PackedStrings.build({name})   # read by number"
+
+_DEVICE = """\
+self.{name} = ...                        # keep it on the CPU
+for batch in loader:                     # and move batches, in the trainer
+    batch = batch.to(device, non_blocking=True)"""
+
+_START = """\
+# shows the failure: what a worker does with the dataset, in this process
+import pickle
+dataset = pickle.loads(pickle.dumps(dataset))
+dataset[0]"""
 
 _GROWTH = """\
 # Keep nothing from one sample to the next, or keep a bounded number:
@@ -94,13 +114,15 @@ def fix_of(kind: str, path: str, about: Any = None) -> str:
     Args:
         kind: Of the hazard.
         path: Where it is; its last name is used in the code.
-        about: The object, or for handles the expression that opens it.
+        about: The object, or for handles and locks the expression that makes it.
     """
     name = _last_name(path)
     if kind == "handle":
         return _HANDLE.format(
             name=name, opens=about or "...                          # open it here"
         )
+    if kind == "lock":
+        return _LOCK.format(name=name, makes=about or "threading.Lock()")
     if kind == "objects":
         return _of_objects(path, about)
     if kind == "array":
@@ -112,7 +134,8 @@ def fix_of(kind: str, path: str, about: Any = None) -> str:
         "growth": _GROWTH,
         "images": _IMAGES,
         "iterator": _ITERATOR,
-        "lock": _LOCK,
+        "device": _DEVICE,
+        "start": _START,
         "random": _RANDOM,
         "table": _TABLE,
     }
@@ -123,15 +146,21 @@ def _of_objects(path: str, obj: Any) -> str:
     name, place = _last_name(path), _place(path)
     is_sequence = is_object_array(obj) or is_a(obj, (list, tuple))
     items = first_items(obj, 100) if is_sequence else []
-    kinds = {type(item) for item in items}
-    if kinds == {str}:
+    if _all_are(items, str):
         return _STRINGS.format(name=name, place=place)
-    if kinds and kinds <= {int, float, bool}:
+    if _all_are(items, int, float, bool):
         return _NUMBERS.format(name=name, place=place)
-    inner = {type(part) for item in items if type(item) in (list, tuple) for part in item}
-    if kinds and kinds <= {list, tuple} and inner and inner <= {int, float}:
-        return _ROWS.format(name=name, place=place, dtype="float64" if float in inner else "int64")
-    return _RECORDS.format(name=name)
+    if _all_are(items, list, tuple):
+        inner = [part for item in items for part in item]
+        if _all_are(inner, int, float):
+            dtype = "float64" if any(type(part) is float for part in inner) else "int64"
+            return _ROWS.format(name=name, place=place, dtype=dtype)
+    return (_MAPPING if is_a(obj, dict) else _RECORDS).format(name=name)
+
+
+def _all_are(items: list[Any], *kinds: type) -> bool:
+    """Whether there are items, all of some classes; a class of the user's is never compared."""
+    return bool(items) and all(is_exactly(item, *kinds) for item in items)
 
 
 def _last_name(path: str) -> str:

@@ -9,9 +9,10 @@ into the globals that they use by name. A container of many items is one part, n
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
-import inspect
 import itertools
+import logging
 import sys
 import time
 import types
@@ -22,9 +23,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from sharedds.diagnose.containers import CONTAINERS, first_items, is_a
+from sharedds.diagnose.containers import CONTAINERS, first_items, is_a, is_exactly
 
-__all__ = ["FEW_ITEMS", "OWN_ROOMS", "Part", "modules_used", "own_attributes", "walk"]
+__all__ = [
+    "FEW_ITEMS",
+    "OWN_ROOMS",
+    "Part",
+    "attributes",
+    "modules_used",
+    "near",
+    "own_attributes",
+    "walk",
+]
 
 #: A container with more is data: it is judged as a whole.
 FEW_ITEMS = 32
@@ -35,9 +45,19 @@ _LEAVES = (
     *(np.ndarray, np.generic, np.dtype, torch.Tensor, torch.dtype, torch.device),
     *(types.BuiltinFunctionType, types.CodeType, types.FrameType),
 )
+#: What belongs to the process and travels by name, or is made to be shared by processes.
+_NOT_LOOKED_INTO = (types.ModuleType, logging.Logger, logging.LoggerAdapter, logging.Handler)
+_BETWEEN_PROCESSES = frozenset(
+    f"multiprocessing.{room}"
+    for room in (
+        *("connection", "context", "heap", "managers", "queues", "shared_memory"),
+        *("sharedctypes", "synchronize"),
+    )
+)
 _PLAIN = (*_LEAVES[:8], type, types.ModuleType)
 #: Rooms of this package whose objects keep data in files and handles in one process.
 OWN_ROOMS = ("sharedds.handles.", "sharedds.packed.", "sharedds.store.")
+_CLASS_DICT: Callable[[type], Mapping[str, Any]] = type.__dict__["__dict__"].__get__
 _LIBRARIES = frozenset({"torch", "numpy", "sharedds", "PIL", "pandas", "torchvision"})
 
 
@@ -80,18 +100,54 @@ def walk(
         if len(seen) > _MOST_PARTS or time.monotonic() > ends:
             return False
         seen[id(part.value)] = part.value  # kept alive, so that no id is used twice
-        if is_a(part.value, types.ModuleType) or type(part.value).__module__.startswith(OWN_ROOMS):
+        try:
+            if _belongs_elsewhere(part.value):
+                continue
+            if visit(part) and not is_a(part.value, _LEAVES):
+                queue.extend(_parts(part))
+        except Exception:  # noqa: S112 - a class that does not let itself be asked what it is
             continue
-        if visit(part) and not is_a(part.value, _LEAVES):
-            queue.extend(_parts(part))
     return True
+
+
+def _belongs_elsewhere(obj: Any) -> bool:
+    """Whether what an object holds belongs to the process, to all processes or to this package."""
+    if is_a(obj, _NOT_LOOKED_INTO):
+        return True
+    streams = (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__)
+    if any(obj is stream for stream in streams) and obj is not None:
+        return True
+    module = str(type(obj).__module__)
+    return module in _BETWEEN_PROCESSES or module.startswith(OWN_ROOMS)
+
+
+def near(part: Part, levels: int = 2) -> Iterator[Part]:
+    """Yield a part and what the object itself holds, some levels deep."""
+    seen: dict[int, object] = {}
+    parts = [part]
+    for level in range(levels + 1):
+        below: list[Part] = []
+        for each in parts:
+            if id(each.value) in seen or is_a(each.value, _PLAIN):
+                continue
+            try:
+                if _belongs_elsewhere(each.value):
+                    continue
+                seen[id(each.value)] = each.value
+                yield each
+                if level < levels and not is_a(each.value, _LEAVES):
+                    found = (inner for inner in _parts(each) if inner.via == part.via)
+                    below += itertools.islice(found, FEW_ITEMS)
+            except Exception:  # noqa: S112 - as in a walk
+                continue
+        parts = below
 
 
 def _parts(part: Part) -> Iterator[Part]:
     obj, path, via = part.value, part.path, part.via
     if is_a(obj, dict):
         for i, (key, value) in enumerate(itertools.islice(dict.items(obj), FEW_ITEMS)):
-            label = repr(key) if type(key) in (str, int) else f"key {i}"
+            label = repr(key) if is_exactly(key, str, int) else f"key {i}"
             yield Part(f"{path}[{label}]", value, via)
     elif is_a(obj, CONTAINERS):
         word = "item " if is_a(obj, (set, frozenset)) else ""
@@ -115,37 +171,41 @@ def _parts(part: Part) -> Iterator[Part]:
 
 def own_attributes(obj: object) -> dict[str, Any]:
     """Return what is in the ``__dict__`` of an object, empty without one."""
-    found = inspect.getattr_static(obj, "__dict__", None)
-    if isinstance(found, types.GetSetDescriptorType):
-        found = found.__get__(obj)
-    return found if isinstance(found, dict) else {}
+    for kind in type(obj).__mro__:
+        slot: Any = _CLASS_DICT(kind).get("__dict__")
+        if is_a(slot, types.GetSetDescriptorType):
+            found = slot.__get__(obj)
+            return found if is_a(found, dict) else {}
+    return {}
 
 
-def _attributes(part: Part) -> Iterator[Part]:
-    obj = part.value
-    for name, value in itertools.islice(tuple(own_attributes(obj).items()), _MOST_ATTRIBUTES):
-        yield Part(f"{part.path}.{name}", value, part.via)
+def attributes(obj: object) -> dict[str, Any]:
+    """Return what an object holds by name: in its ``__dict__`` and in its slots."""
+    found = dict(itertools.islice(tuple(own_attributes(obj).items()), _MOST_ATTRIBUTES))
     for kind in type(obj).__mro__:
         if kind.__module__ == "builtins":
             continue
-        for name, slot in tuple(vars(kind).items()):
-            if isinstance(slot, types.MemberDescriptorType):
-                try:
-                    value = slot.__get__(obj)
-                except AttributeError:  # nothing was ever assigned
-                    continue
-                yield Part(f"{part.path}.{name}", value, part.via)
+        for name, slot in tuple(_CLASS_DICT(kind).items()):
+            if is_a(slot, types.MemberDescriptorType):
+                with contextlib.suppress(AttributeError):  # nothing was ever assigned
+                    found[name] = slot.__get__(obj)
+    return found
+
+
+def _attributes(part: Part) -> Iterator[Part]:
+    for name, value in attributes(part.value).items():
+        yield Part(f"{part.path}.{name}", value, part.via)
 
 
 def _of_class(kind: type) -> Iterator[Part]:
     for owner in kind.__mro__:
         if _is_library(owner.__module__):
             continue
-        for name, value in tuple(vars(owner).items()):
+        for name, value in tuple(_CLASS_DICT(owner).items()):
             path = f"{owner.__qualname__}.{name}"
-            if isinstance(value, staticmethod | classmethod):
+            if is_a(value, (staticmethod, classmethod)):
                 yield Part(path, value.__func__, "class")
-            elif isinstance(value, types.FunctionType) or not name.startswith("__"):
+            elif is_a(value, types.FunctionType) or not name.startswith("__"):
                 yield Part(path, value, "class")
 
 
@@ -166,8 +226,8 @@ def _of_function(path: str, function: types.FunctionType, via: str) -> Iterator[
 
 def modules_used(function: types.FunctionType) -> set[str]:
     """Return the names of the modules that the code of a function uses."""
-    values = (function.__globals__.get(name) for name in _names(function.__code__))
-    return {value.__name__ for value in values if isinstance(value, types.ModuleType)}
+    values: Iterator[Any] = (function.__globals__.get(n) for n in _names(function.__code__))
+    return {value.__name__ for value in values if is_a(value, types.ModuleType)}
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

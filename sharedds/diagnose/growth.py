@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sharedds.diagnose.trial import Trial
 
-__all__ = ["Growth", "growth_of", "may_grow"]
+__all__ = ["Growth", "filled", "grown", "growth_of", "may_grow"]
 
 #: How much a worker must have grown to be worth a second look, in bytes.
 _SUSPICIOUS = 8_000_000
@@ -25,7 +25,7 @@ class Growth:
     Args:
         nbytes: By how much, in bytes.
         samples: Over how many samples that it read.
-        per_1000: Bytes for each 1,000 samples, at last.
+        per_1000: Bytes for each 1,000 samples, at last; 0 if that is not known.
     """
 
     nbytes: int
@@ -37,6 +37,29 @@ def may_grow(trial: Trial) -> bool:
     """Whether a trial gives reason to measure longer."""
     curve = _curve(trial)
     return len(curve) > 1 and curve[-1][1] - curve[0][1] >= _SUSPICIOUS
+
+
+def grown(trial: Trial) -> Growth:
+    """Return by how much a worker grew from the first to the last measurement."""
+    curve = _curve(trial) or [(0, 0)]
+    (begin, first), (end, last) = curve[0], curve[-1]
+    samples = (end - begin) // max(1, trial.num_workers)
+    return Growth(nbytes=last - first, samples=samples, per_1000=0)
+
+
+def filled(trial: Trial, samples: int | None) -> Growth | None:
+    """Return how a worker grew that read all there is, and so may have filled a cache.
+
+    Where a pass is too short to see how it grows, that it did has to be enough.
+
+    Args:
+        trial: The measurement.
+        samples: How many samples the dataset has.
+    """
+    growth = grown(trial)
+    if not samples or trial.samples_read < samples or growth.nbytes < _SUSPICIOUS:
+        return None
+    return growth
 
 
 def growth_of(trial: Trial, samples: int | None) -> Growth | None:

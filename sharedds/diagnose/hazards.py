@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-__all__ = ["Hazard", "grouped"]
+import numpy as np
+import torch
+
+from sharedds.diagnose.containers import first_items, is_a, item_count
+from sharedds.diagnose.prices import Price
+from sharedds.diagnose.signs import table_kind
+from sharedds.diagnose.sizes import is_image
+
+__all__ = ["Hazard", "described", "grouped"]
 
 _MOST_OF_ONE_PLACE = 3
 _INDEX = re.compile(r"\[(?:'[^']*'|[^\]]*)\]")
@@ -18,7 +27,7 @@ class Hazard:
 
     Args:
         kind: "objects", "table", "array", "images", "handle", "lock", "iterator", "random",
-            "function", "library", "cache" or "growth".
+            "device", "function", "library", "cache", "growth", "pickle", "start" or "iterable".
         path: Where it is, such as ``dataset.meta['rows']``.
         what: What it is and does, in a line.
         fix: What to write instead, as code.
@@ -103,3 +112,48 @@ def _common(paths: list[str]) -> str:
     keys = [_INDEX.findall(path) for path in paths]
     same = iter([each[0] if len(set(each)) == 1 else "[...]" for each in zip(*keys, strict=True)])
     return _INDEX.sub(lambda _: next(same), paths[0])
+
+
+def described(obj: Any, kind: str, price: Price) -> tuple[str, str]:
+    """Say what some data is, and of which kind it is on a closer look."""
+    about = "about " if price.sampled else ""
+    if table := table_kind(obj):
+        rows = len(obj) if hasattr(obj, "__len__") else 0
+        return f"a {table} of {rows:,} rows, {about}{price.objects:,} Python objects", "table"
+    if is_a(obj, (np.ndarray, torch.Tensor)):
+        if is_a(obj, np.ndarray) and obj.dtype.hasobject:
+            return f"an array of {obj.size:,} Python objects", "objects"
+        shape = " × ".join(map(str, obj.shape))
+        name = "tensor" if is_a(obj, torch.Tensor) else type(obj).__name__
+        mapped = "" if name == "memmap" else "private "
+        return f"a {mapped}{name} of {shape} {str(obj.dtype).removeprefix('torch.')}", kind
+    if is_image(type(obj)):
+        return "a decoded image", "images"
+    if is_a(obj, (str, bytes, bytearray)):
+        return f"{type(obj).__name__} of {len(obj):,}", kind
+    items = first_items(obj, 200)
+    names = sorted({_name(item) for item in items})
+    of = " and ".join(names[:2]) if len(names) < 3 else f"{names[0]}, {names[1]} and others"
+    what = f"a {type(obj).__name__} of {item_count(obj):,} items ({of})"
+    if _mostly(items, lambda item: is_image(type(item)) or _is_picture(item)):
+        return f"{what}: decoded images, kept", "images"
+    if _mostly(items, lambda item: is_a(item, (np.ndarray, torch.Tensor))):
+        return what, "array"
+    return f"{what}, {about}{price.objects:,} Python objects", "objects"
+
+
+def _name(obj: Any) -> str:
+    return type(obj).__name__
+
+
+def _mostly(items: list[Any], is_so: Callable[[Any], bool]) -> bool:
+    return sum(map(is_so, items)) * 2 > len(items)
+
+
+def _is_picture(obj: Any) -> bool:
+    """Whether an array or tensor looks like a picture: bytes, in two dimensions or more."""
+    return (
+        is_a(obj, (np.ndarray, torch.Tensor))
+        and str(obj.dtype).removeprefix("torch.") == "uint8"
+        and obj.ndim >= 2
+    )

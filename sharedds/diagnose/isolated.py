@@ -7,6 +7,7 @@ does becomes a text, and everything that it has started is ended.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -35,7 +36,27 @@ _LAST_WORDS = 1.0  # seconds that a process which hangs has to write where it is
 _GOODBYE = 10.0  # seconds that a process which has answered has to end by itself
 _OUTPUT = 4000  # characters
 _START = 60.0  # seconds that a process has at least to say that it has begun
+_PULSE = 2.0  # seconds
+_WITHOUT_A_WORD = 10.0  # times the patience, however busy a process is
+_FORGOTTEN = 3600.0  # seconds since anything was written to a folder that nobody uses
+_PREFIX = "sharedds-trial-"
 _LONGEST_FOLDER = 70  # characters; the path of a socket may have 107, and some are added
+
+#: A process that outlives this one by a moment. The trial has a thread for that, which ends it in
+#: good order; but code that does not let go of the interpreter stops all threads.
+_GUARD = """
+import os, shutil, signal, sys, time
+line, group, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+os.read(line, 1)
+try:
+    for _ in range(20):
+        os.killpg(group, 0)
+        time.sleep(0.1)
+    os.killpg(group, signal.SIGKILL)
+except OSError:
+    pass
+shutil.rmtree(folder, ignore_errors=True)
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +92,15 @@ def run_isolated(
         task: Its name.
         work: What it is given, as plain values.
         make_recipe: Called with a temporary folder; returns how to make the dataset.
-        patience: Seconds without a sign of life after which the process counts as hanging.
+        patience: Seconds without a sign of life after which the process counts as hanging: a word,
+            computing, reading, or waiting for storage. Without a word at all, ten times as long.
         tick: Called several times a second with what the process does.
 
     Returns:
         What became of it; never an exception of the user's code.
     """
-    folder = Path(tempfile.mkdtemp(prefix="sharedds-trial-"))
+    _sweep(Path(tempfile.gettempdir()))
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     try:
         try:
             recipe = dict(make_recipe(folder))
@@ -96,7 +119,10 @@ def _run(
     tick: Callable[[str], None] | None,
 ) -> Finished:
     line, ours = os.pipe()
+    held = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
+        with contextlib.suppress(OSError):  # where there are no locks, nothing is swept
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         job = {"task": task, "line": line, "path": sys.path, "work": work}
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
         with open(folder / "output", "wb") as output:
@@ -109,14 +135,27 @@ def _run(
                 start_new_session=True,
                 env=_environment(folder),
             )
+        guard: subprocess.Popen[bytes] | None = None
         try:
-            hangs = _wait(process, folder, patience, tick)
+            guard = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _GUARD, str(line), str(process.pid), folder],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(line,),
+                start_new_session=True,
+            )
+            silence = _wait(process, folder, patience, tick)
         finally:
+            if guard is not None:  # before the pipe closes, or it would take our end for a sign
+                guard.kill()
+                guard.wait()
             _end(process)
     finally:
         os.close(line)
         os.close(ours)
-    return _finished(folder, process.returncode, hangs=hangs, patience=patience)
+        os.close(held)
+    return _finished(folder, process.returncode, silence)
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -124,9 +163,13 @@ def _environment(folder: Path) -> dict[str, str]:
 
     Processes that are killed leave their temporary files, as the sockets of a fork server.
     """
-    root = str(Path(__file__).parents[2])
-    known = os.environ.get("PYTHONPATH")
-    environ = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{known}" if known else root}
+    root = Path(__file__).parents[2]
+    environ = dict(os.environ)
+    # Python finds its own folder of packages itself; put first, backports in it would hide what
+    # they stand in for.
+    if root.name not in ("site-packages", "dist-packages"):
+        known = os.environ.get("PYTHONPATH")
+        environ["PYTHONPATH"] = f"{root}{os.pathsep}{known}" if known else str(root)
     if len(os.fsencode(folder)) <= _LONGEST_FOLDER:
         environ["TMPDIR"] = str(folder)
     return environ
@@ -137,28 +180,73 @@ def _wait(
     folder: Path,
     patience: float,
     tick: Callable[[str], None] | None,
-) -> bool:
-    """Wait for the end; return whether the process hangs."""
+) -> str:
+    """Wait for the end; return how a process hangs, empty if it does not."""
     seen, since = -1, time.monotonic()
+    said = since
+    life = _Life(process.pid, since, min(_PULSE, patience / 4))
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_TICK)
-            return False
+            return ""
         now = time.monotonic()
         size = _size(folder / "phase")
         if size != seen:
-            seen, since = size, now
+            seen, since, said = size, now, now
+        elif now - since > life.spacing and life.shows(now, _phase(folder)):
+            since = now
         if tick is not None:
             tick(_phase(folder))
         if (folder / "done").exists():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_GOODBYE)
-            return False
-        if now - since > (patience if size else max(patience, _START)):
+            return ""
+        least = patience if size else max(patience, _START)
+        longest = _WITHOUT_A_WORD * least
+        if now - since > least or now - said > longest:
             with contextlib.suppress(subprocess.TimeoutExpired, ProcessLookupError):
                 process.send_signal(signal.SIGABRT)  # faulthandler writes the stacks
                 process.wait(_LAST_WORDS)
-            return True
+            if now - since > least:
+                return f"no sign of life for {least:g} s"
+            return f"not a word for {longest:g} s"
+
+
+class _Life:
+    """Whether a process and those below it work, though they say nothing.
+
+    Args:
+        pid: Of the process.
+        now: The time.
+        spacing: Seconds between two looks.
+    """
+
+    def __init__(self, pid: int, now: float, spacing: float) -> None:
+        self.spacing = spacing
+        self._pid = pid
+        self._at = now
+        self._known: tuple[float, int] | None = None
+
+    def shows(self, now: float, phase: str) -> bool:
+        """Look, if it is time to; return whether they worked since the look before."""
+        if now - self._at < self.spacing and self._known is not None:
+            return False
+        passed, self._at = now - self._at, now
+        cpu, nbytes, waits = 0.0, 0, False
+        with contextlib.suppress(psutil.Error):
+            root = psutil.Process(self._pid)
+            for each in [root, *root.children(recursive=True)]:
+                with contextlib.suppress(psutil.Error, AttributeError):
+                    used = each.cpu_times()
+                    cpu += used.user + used.system
+                    waits = waits or each.status() == psutil.STATUS_DISK_SLEEP
+                    nbytes += each.io_counters().read_chars
+        known, self._known = self._known, (cpu, nbytes)
+        if known is None:
+            return waits
+        # Later on, what looks at the stacks works a little, too.
+        busy, read = (0.01, 0.0) if phase in ("starting", MAKING) else (0.2, 1e6)
+        return waits or cpu - known[0] > busy * passed or nbytes - known[1] > read * passed
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -168,6 +256,24 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     psutil.wait_procs(trackers, timeout=_LAST_WORDS)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def _sweep(places: Path) -> None:
+    """Remove the folders of trials that were ended together with all that looked after them.
+
+    Whoever uses one holds a lock on it, also where the numbers of its processes mean nothing to us.
+    """
+    before = time.time() - _FORGOTTEN
+    for folder in places.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            held = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                about = os.fstat(held)
+                if about.st_uid == os.getuid() and about.st_mtime < before:
+                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(held)
 
 
 def kill_group(group: int, *, but: int | None = None) -> list[psutil.Process]:
@@ -210,7 +316,7 @@ def _phase(folder: Path) -> str:
     return "starting"
 
 
-def _finished(folder: Path, code: int, *, hangs: bool, patience: float) -> Finished:
+def _finished(folder: Path, code: int, silence: str) -> Finished:
     found = sorted(folder.glob("result-*.json"))
     results = [json.loads(path.read_text("utf-8")) for path in found]
     output, phase = _printed(folder / "output"), _phase(folder)
@@ -222,8 +328,8 @@ def _finished(folder: Path, code: int, *, hangs: bool, patience: float) -> Finis
         error, details = failure["error"], failure["details"]
     else:
         details = _stack(output)
-        if hangs:
-            error = f"no sign of life for {patience:g} s while {phase}"
+        if silence:
+            error = f"{silence} while {phase}"
         elif code < 0:
             error = f"the process was ended by {_signal(-code)} while {phase}"
         else:

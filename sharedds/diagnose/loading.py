@@ -6,7 +6,7 @@ import contextlib
 import gc
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +90,22 @@ class EndlessSampler(Sampler[int]):
             begin += 1024
 
 
+class _AgainAndAgain(Sampler[Any]):
+    """A sampler of the user's, begun anew whenever it ends."""
+
+    def __init__(self, own: Iterable[Any]) -> None:
+        self._own = own
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            is_empty = True
+            for index in self._own:
+                is_empty = False
+                yield index
+            if is_empty:
+                return
+
+
 def batch_nbytes(batch: Any) -> int:
     """Return how many bytes of data a batch holds: tensors, arrays, bytes and text in it."""
     if isinstance(batch, torch.Tensor):
@@ -126,6 +142,7 @@ def build(opened: Opened, options: Mapping[str, Any]) -> Any:
             sampler=order,
             seed=options["seed"],
             collate_fn=opened.collate_fn,
+            worker_init_fn=opened.worker_init_fn,
             **asked,
         )
     workers = asked.get("num_workers", 0)
@@ -134,11 +151,15 @@ def build(opened: Opened, options: Mapping[str, Any]) -> Any:
     if not workers:
         asked.pop("prefetch_factor", None)
     if not isinstance(dataset, IterableDataset):
-        asked["sampler"] = EndlessSampler(len(dataset), options["seed"])
+        own = opened.sampler
+        asked["sampler"] = (
+            EndlessSampler(len(dataset), options["seed"]) if own is None else _AgainAndAgain(own)
+        )
     return DataLoader(
         dataset,
         batch_size=size,
         collate_fn=opened.collate_fn,
+        worker_init_fn=opened.worker_init_fn,
         persistent_workers=bool(workers),
         **asked,
     )
@@ -224,7 +245,13 @@ class _Reading:
             if not self.batches:
                 raise OptionError("the dataset is empty: there is nothing to load") from None
             self._batches = iter(self.loader)
-            batch = next(self._batches)
+            try:
+                batch = next(self._batches)
+            except StopIteration:
+                raise OptionError(
+                    f"the dataset ends after {self.samples} samples and gives none when it is "
+                    "read again"
+                ) from None
         self.batches += 1
         self.is_list = self.is_list or _is_uncollated(batch)
         self.samples += self._count(batch)

@@ -11,15 +11,17 @@ import io
 import pickle
 import time
 from dataclasses import asdict, dataclass
+from multiprocessing import context
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import torch
 
-from sharedds.diagnose.containers import is_a
-from sharedds.diagnose.graph import own_attributes
+from sharedds.diagnose.containers import is_a, is_exactly
+from sharedds.diagnose.graph import attributes
 from sharedds.diagnose.prices import Pricer
+from sharedds.workers.transport import _Pickler
 
 __all__ = ["PIPE", "PickleSize", "pickle_size"]
 
@@ -113,11 +115,23 @@ class _Counter(io.RawIOBase):
             raise _EnoughError
 
 
+class _Starting:
+    """Stands for a worker that is started: locks and shared memory let nobody else have them."""
+
+    def duplicate_for_child(self, number: int) -> int:
+        """Return the number of an open file."""
+        return number
+
+    def DupFd(self, number: int) -> int:  # noqa: N802 - what multiprocessing calls it
+        """Return what opens it in the worker."""
+        return number
+
+
 def _placeholder(*_: object) -> None:
     """Stands for an array whose bytes were counted."""
 
 
-class _ByReference(pickle.Pickler):
+class _ByReference(ForkingPickler):
     counter: _Counter
 
     def reducer_override(self, obj: Any) -> Any:
@@ -126,7 +140,7 @@ class _ByReference(pickle.Pickler):
         return NotImplemented if found is None else found
 
 
-class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
+class _ByValue(_Pickler):
     counter: _Counter
 
     def reducer_override(self, obj: Any) -> Any:
@@ -153,24 +167,30 @@ class _Measured:
 
 def _measured(obj: Any, ends: float, *, by_value: bool = True) -> _Measured:
     counter = _Counter(ends)
-    pickler: Any = (_ByValue if by_value else _ByReference)(counter, pickle.HIGHEST_PROTOCOL)
+    file: Any = counter
+    pickler: Any = _ByValue(file) if by_value else _ByReference(file, pickle.HIGHEST_PROTOCOL)
     pickler.counter = counter
+    before = context.get_spawning_popen()
+    starting: Any = _Starting()
+    context.set_spawning_popen(starting)
     try:
         pickler.dump(obj)
     except _EnoughError:
         return _Measured(counter.count, is_whole=False)
     except Exception as error:  # whatever the user's code raises
         return _Measured(counter.count, error=f"{type(error).__name__}: {error}")
+    finally:
+        context.set_spawning_popen(before)
     return _Measured(counter.count)
 
 
 def _parts(obj: Any, path: str) -> dict[str, Any]:
     """What pickling an object pickles, if it does so in the ordinary way."""
-    if type(obj) is dict:
+    if is_exactly(obj, dict):
         return {f"{path}[{key!r}]": value for key, value in obj.items()} if len(obj) <= 64 else {}
-    if type(obj) in (list, tuple):
+    if is_exactly(obj, list, tuple):
         return {f"{path}[{i}]": value for i, value in enumerate(obj)} if len(obj) <= 64 else {}
-    return {f"{path}.{name}": value for name, value in own_attributes(obj).items()}
+    return {f"{path}.{name}": value for name, value in attributes(obj).items()}
 
 
 def _culprit(

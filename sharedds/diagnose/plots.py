@@ -10,7 +10,7 @@ from sharedds.diagnose.comparing import Settings
 from sharedds.diagnose.tuned_report import Candidate, TuneReport
 from sharedds.errors import MissingExtraError, SourceError
 
-__all__ = ["plot_tuning", "require_plots"]
+__all__ = ["expect_picture", "plot_tuning", "require_plots"]
 
 _COLORS = {"process": "#1f5fa8", "thread": "#c4572a"}
 _NAMES = {"process": "processes", "thread": "threads"}
@@ -28,6 +28,31 @@ def require_plots() -> Any:
         raise MissingExtraError(
             "a picture needs matplotlib, which is not installed: pip install 'sharedds[plots]'"
         ) from error
+
+
+def expect_picture(path: str | os.PathLike[str]) -> None:
+    """Fail if a picture cannot be written, before the work for it is done.
+
+    Args:
+        path: Where it will go.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        SourceError: There is no such folder, or it cannot be written to, or no such format.
+    """
+    figure = require_plots()()
+    name, reason = os.fspath(path), ""
+    folder = os.path.dirname(os.path.abspath(name))
+    known = sorted(figure.canvas.get_supported_filetypes())
+    ending = os.path.splitext(name)[1][1:].lower()
+    if not os.path.isdir(folder):
+        reason = f"there is no folder {folder}"
+    elif not os.access(name if os.path.exists(name) else folder, os.W_OK) or os.path.isdir(name):
+        reason = "it is not to be written to"
+    elif ending and ending not in known:
+        reason = f"no format {ending}; known are {', '.join(known)}"
+    if reason:
+        raise SourceError(f"{name}: the picture cannot be written ({reason})")
 
 
 def plot_tuning(report: TuneReport, path: str | os.PathLike[str]) -> None:

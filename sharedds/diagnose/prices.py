@@ -49,7 +49,7 @@ _LARGE = 4096  # a container with more inside another one is sampled as well
 _MOST_OBJECTS = 150_000  # of one price
 _MOST_CLAIMED = 600_000
 _LEAST_SECONDS = 0.05  # for each price, when the time for all of them is up
-_NUMBERS = (int, float)
+_NUMBERS = (id(int), id(float))
 _NUMBER = 32  # an int or a float, as the allocator rounds it
 _SMALL_INTS = range(-5, 257)  # of which there is one each
 
@@ -119,11 +119,11 @@ class _Tally:
         self.again: dict[int, int] = {}  # in how many more blocks an object was met
         self.pages: dict[int, int] = {}  # in how many blocks a page was met
         self.numbers = self.number_count = self.shared = self.tensors = self.pickled = 0
-        # By class: bytes and pages, and those of earlier prices that must be among them.
-        self.kinds: collections.Counter[type] = collections.Counter()
-        self.kind_pages: collections.Counter[type] = collections.Counter()
-        self.unseen: dict[type, float] = collections.defaultdict(float)
-        self.unseen_pages: dict[type, float] = collections.defaultdict(float)
+        # By the id of the class: bytes and pages, and those of earlier prices among them.
+        self.kinds: collections.Counter[int] = collections.Counter()
+        self.kind_pages: collections.Counter[int] = collections.Counter()
+        self.unseen: dict[int, float] = collections.defaultdict(float)
+        self.unseen_pages: dict[int, float] = collections.defaultdict(float)
         self._large: dict[int, Any] = {}
 
     def of(self, obj: Any) -> Price:
@@ -166,14 +166,14 @@ class _Tally:
     def _block(self, items: list[Any], *, closed: bool = False) -> None:
         """Add some objects and what they refer to; ``closed`` leaves the latter out."""
         here: set[int] = set()
-        here_pages: dict[int, type] = {}
+        here_pages: dict[int, int] = {}
         met: list[Any] = []  # of an earlier price
         stack = list(items)
         while stack:
             obj = stack.pop()
             kind = type(obj)
             if kind is int or kind is float:
-                here_pages[id(obj) >> _PAGE_BITS] = kind
+                here_pages[id(obj) >> _PAGE_BITS] = id(kind)
                 self._number(obj, kind)
                 continue
             key = id(obj)
@@ -187,12 +187,12 @@ class _Tally:
             if cost is None:
                 continue
             here.add(key)
-            here_pages[key >> _PAGE_BITS] = kind
+            here_pages[key >> _PAGE_BITS] = id(kind)
             if key in self.costs:
                 self.again[key] = self.again.get(key, 0) + 1
             else:
                 self.costs[key], pickled, shared = cost(obj)
-                self.kinds[kind] += self.costs[key]
+                self.kinds[id(kind)] += self.costs[key]
                 self.pickled += pickled
                 self.shared += shared
                 self.tensors += shared > 0
@@ -205,26 +205,26 @@ class _Tally:
             if len(here) > _MOST_OBJECTS:
                 break
         self._note_met(met, here_pages)
-        for page, kind in here_pages.items():
+        for page, kind_id in here_pages.items():
             if (share := self.claimed_pages.get(page)) is not None:
-                self.unseen_pages[kind] += 1 / share - 1
+                self.unseen_pages[kind_id] += 1 / share - 1
                 continue
             if page not in self.pages:
-                self.kind_pages[kind] += 1
+                self.kind_pages[kind_id] += 1
             self.pages[page] = self.pages.get(page, 0) + 1
 
     def _number(self, obj: float, kind: type) -> None:
         self.number_count += 1
         if kind is float:
             self.numbers += _NUMBER
-            self.kinds[kind] += _NUMBER
+            self.kinds[id(kind)] += _NUMBER
             self.pickled += 9
         elif obj not in _SMALL_INTS:
             self.numbers += allocated(sys.getsizeof(obj))
-            self.kinds[kind] += allocated(sys.getsizeof(obj))
+            self.kinds[id(kind)] += allocated(sys.getsizeof(obj))
             self.pickled += 2 + int(obj).bit_length() // 8
 
-    def _note_met(self, met: list[Any], pages: dict[int, type]) -> None:
+    def _note_met(self, met: list[Any], pages: dict[int, int]) -> None:
         """Of an earlier price that looked at a tenth, nine more are unseen for each one met."""
         seen: set[int] = set()
         for first in met:
@@ -235,12 +235,12 @@ class _Tally:
                 obj = stack.pop()
                 kind = type(obj)
                 cost = coster(kind)
-                if id(obj) in seen or (cost is None and kind not in (int, float)):
+                if id(obj) in seen or (cost is None and kind is not int and kind is not float):
                     continue
                 seen.add(id(obj))
-                pages[id(obj) >> _PAGE_BITS] = kind
+                pages[id(obj) >> _PAGE_BITS] = id(kind)
                 size = _NUMBER if cost is None else cost(obj)[0]
-                self.unseen[kind] += size * (1 / share - 1)
+                self.unseen[id(kind)] += size * (1 / share - 1)
                 if cost is not None and kind is not str:
                     stack.extend(_referents(obj, kind))
 
@@ -284,7 +284,7 @@ class _Tally:
         return Price(**{name: round(value) for name, value in total.items()}, sampled=sampled)
 
 
-def _new_share(amounts: Mapping[type, float], unseen: Mapping[type, float]) -> float:
+def _new_share(amounts: Mapping[int, float], unseen: Mapping[int, float]) -> float:
     """Return which share of some amounts belongs to no earlier price, by class."""
     whole = sum(amounts.values())
     new = sum(max(0.0, amount - unseen.get(kind, 0.0)) for kind, amount in amounts.items())

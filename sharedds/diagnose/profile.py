@@ -38,6 +38,9 @@ _SLOWEST = 20
 _KEPT_BYTES = 64_000_000  # of samples, for measuring what their transfer costs
 _KEPT = 256
 _SIGN_OF_LIFE = 0.5
+_EMPTY = "the dataset is empty: there is nothing to load"
+#: Frames of this package, as places name them.
+_OWN = ("sharedds/diagnose/profile.py", "sharedds/diagnose/loading.py")
 
 
 @dataclass(slots=True)
@@ -62,6 +65,7 @@ class StackSampler:
         is_on: Whether time counts.
         is_collating: Whether the thread makes a batch of samples.
         looks: How often it has looked.
+        own: Time in this package's own code around the samples, which no stage is billed for.
     """
 
     period: float = _PERIOD
@@ -72,6 +76,7 @@ class StackSampler:
     is_on: bool = False
     is_collating: bool = False
     looks: int = 0
+    own: StageTime = field(default_factory=StageTime)
     _thread: threading.Thread | None = None
     _stopped: threading.Event = field(default_factory=threading.Event)
     _interval: float = 0.0
@@ -99,16 +104,28 @@ class StackSampler:
             now, cpu_now, delay_now = clocks.read()
             if self.is_on:
                 stage, place = classify(frame, is_collating=self.is_collating)
-                spent = self.stages[stage]
+                is_own = stage == "other" and place.startswith(_OWN)
+                spent = self.own if is_own else self.stages[stage]
                 spent.wall += now - wall
                 spent.cpu += cpu_now - cpu
                 spent.delay += delay_now - delay
                 self.looks += 1
-                if stage == "other":
+                if stage == "other" and not is_own:
                     self.places[place] += round((now - wall) * 1e6)
             del frame
             # The time of looking itself, for which the other thread had to wait, does not count.
             wall, cpu, delay = clocks.read()
+
+    def settle(self, name: str) -> None:
+        """Bill what C code did under our own frames, if that is most: it shows none itself."""
+        if self.own.wall <= sum(spent.wall for spent in self.stages.values()):
+            return
+        rest = self.stages["other"]
+        rest.wall += self.own.wall
+        rest.cpu += self.own.cpu
+        rest.delay += self.own.delay
+        self.places[name] += round(self.own.wall * 1e6)
+        self.own = StageTime()
 
 
 class _Clocks:
@@ -159,29 +176,26 @@ def profile_samples(
         What was measured, as plain values; and some of the samples.
     """
     torch.set_num_threads(1)  # as in a worker
-    making = _Making(opened, batch_size)
+    making = _Making(opened, batch_size, say)
     making.batch()  # what is done once, such as opening files and loading libraries
     making.forget()
     read_before = _storage_bytes()
     with StackSampler() as sampler:
         making.sampler = sampler
-        begin = said = time.perf_counter()
+        begin = time.perf_counter()
         cpu = time.thread_time()
         while time.perf_counter() - begin < seconds or making.batches < 2:
-            sampler.is_on = True
             making.batch()
-            sampler.is_on = False
-            if (now := time.perf_counter()) - said > _SIGN_OF_LIFE:
-                say(f"looking at {making.samples} samples")
-                said = now
         cpu = time.thread_time() - cpu
     read_after = _storage_bytes()
+    sampler.settle(f"{type(opened.dataset).__qualname__}.__getitem__")
     times = np.array(making.times) * 1000
     result = {
         "samples": making.samples,
         "batches": making.batches,
         "bytes": making.nbytes,
         "seconds": making.seconds,
+        "loop_seconds": making.loop_seconds,  # with what any loader adds to each sample
         "cpu_seconds": cpu,
         "stages": {
             name: {"wall": spent.wall, "cpu": spent.cpu, "delay": spent.delay}
@@ -214,7 +228,7 @@ def _storage_bytes() -> int | None:
 class _Making:
     """Makes batches one after another in this thread, as a loader without workers does."""
 
-    def __init__(self, opened: Opened, batch_size: int) -> None:
+    def __init__(self, opened: Opened, batch_size: int, say: Callable[[str], None]) -> None:
         self.dataset = opened.dataset
         self.collate: Callable[[list[Any]], Any] = opened.collate_fn or default_collate
         self.batch_size = batch_size
@@ -222,29 +236,32 @@ class _Making:
         self.kept: list[Any] = []
         self.is_list = False
         self._kept_bytes = 0
+        self._say = say
+        self._said = time.perf_counter()
         self._position = 0
         self._items: Iterator[Any] | None = None
         self._advise = getattr(self.dataset, "advise", None)
         if not isinstance(self.dataset, IterableDataset) and not len(self.dataset):
-            raise OptionError("the dataset is empty: there is nothing to load")
+            raise OptionError(_EMPTY)
         self.forget()
 
     def forget(self) -> None:
         """Begin to count."""
         self.batches = self.samples = self.nbytes = 0
-        self.seconds = 0.0
+        self.seconds = self.loop_seconds = 0.0
         self.times: list[float] = []
         self.fastest: dict[int, float] = {}
 
     def batch(self) -> None:
         """Make a batch and count it."""
+        indices = self._drawn()
         begin = time.perf_counter()
-        samples = self._samples()
+        samples = self._samples(indices)
         self.sampler.is_collating = True
-        batch = self.collate(samples)
+        batch, taken = self._watched(lambda: self.collate(samples))
         self.sampler.is_collating = False
-        self.seconds += time.perf_counter() - begin
-        self.sampler.is_on = False
+        self.seconds += taken
+        self.loop_seconds += time.perf_counter() - begin
         self.batches += 1
         self.samples += len(samples)
         self.nbytes += batch_nbytes(batch)
@@ -253,20 +270,25 @@ class _Making:
             self.kept += samples
             self._kept_bytes += batch_nbytes(samples)
 
-    def _samples(self) -> list[Any]:
+    def _drawn(self) -> list[int]:
         if isinstance(self.dataset, IterableDataset):
-            return [self._timed(self._next_item) for _ in range(self.batch_size)]
+            return []
         places = np.arange(self._position, self._position + self.batch_size, dtype=np.int64)
         self._position += self.batch_size
-        indices = EndlessOrder(len(self.dataset)).at(0, 0, places).tolist()
+        indices: list[int] = EndlessOrder(len(self.dataset)).at(0, 0, places).tolist()
+        return indices
+
+    def _samples(self, indices: list[int]) -> list[Any]:
+        if isinstance(self.dataset, IterableDataset):
+            return [self._timed(self._next_item) for _ in range(self.batch_size)]
         if _reads_together(self.dataset):
-            begin = time.perf_counter()
-            samples = list(self.dataset.__getitems__(indices))
-            each = (time.perf_counter() - begin) / len(indices)
-            self.times += [each] * len(indices)
-            return samples
-        if callable(self._advise):
-            self._advise(indices)
+            together: list[Any]
+            together, taken = self._watched(lambda: list(self.dataset.__getitems__(indices)))
+            self.seconds += taken
+            self.times += [taken / len(indices)] * len(indices)
+            return together
+        if callable(advise := self._advise):
+            self.seconds += self._watched(lambda: advise(indices))[1]
         samples = []
         for index in indices:
             with using_key(SampleKey(0, 0, index)):
@@ -276,14 +298,25 @@ class _Making:
         return samples
 
     def _timed(self, load: Callable[[], Any], index: int | None = None) -> Any:
-        begin = time.perf_counter()
-        sample = load()
-        taken = time.perf_counter() - begin
+        sample, taken = self._watched(load)
+        self.seconds += taken
         self.times.append(taken)
         number = len(self.times) - 1 if index is None else index
         # A sample that is slow by itself is so each time.
         self.fastest[number] = min(taken, self.fastest.get(number, taken))
         return sample
+
+    def _watched(self, work: Callable[[], Any]) -> tuple[Any, float]:
+        """Do some of the user's work, the only part that counts; return how long it took, too."""
+        begin = time.perf_counter()
+        self.sampler.is_on = True
+        done = work()
+        self.sampler.is_on = False
+        end = time.perf_counter()
+        if end - self._said > _SIGN_OF_LIFE:
+            self._say(f"looking at {len(self.times)} samples")
+            self._said = end
+        return done, end - begin
 
     def _next_item(self) -> Any:
         if self._items is None:
@@ -292,7 +325,12 @@ class _Making:
             return next(self._items)
         except StopIteration:
             self._items = iter(self.dataset)
+        try:
             return next(self._items)
+        except StopIteration:
+            said = f"ends after {len(self.times)} samples and gives none when it is read again"
+            text = f"the dataset {said}" if self.times else _EMPTY
+            raise OptionError(text) from None
 
 
 def _reads_together(dataset: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -18,18 +19,22 @@ __all__ = [
     "TRIAL_HEADER",
     "DoctorReport",
     "Verdict",
+    "by_reason",
     "failures",
     "hazard_rows",
     "headline",
     "pickle_text",
     "price_texts",
+    "reason_of",
     "remarks",
     "size_text",
     "trial_rows",
+    "where_of",
 ]
 
 _NARROWEST = 60
 _MOST_FIXES = 8
+_RAISED = re.compile(r"[A-Za-z_][\w.]*(: |$)")  # the name of an exception begins the line
 _MANY_SAMPLES = 5_000  # that a worker reads, after which it has long come to rest
 
 HAZARD_HEADER = ("where", "each forked worker", "each spawned worker")
@@ -158,8 +163,10 @@ def headline(report: DoctorReport) -> str:
     if report.cost_of_all:
         workers = _counted(report.num_workers, "worker")
         text += f": with {workers} up to {size_text(report.cost_of_all)} of memory"
-    if any(hazard.spawn is None for hazard in report.hazards):
+    if any(hazard.spawn is None and hazard.kind != "start" for hazard in report.hazards):
         text += "; it cannot be sent to workers of spawn or forkserver"
+    elif report.trials and report.trials[0].error is not None:
+        text += f"; workers by {report.start_method} fail"
     return text
 
 
@@ -203,9 +210,13 @@ def price_texts(hazard: Hazard, num_workers: int) -> tuple[str, str]:
         return share, share
     if hazard.kind == "cache":
         return "grows", "grows"
+    if hazard.kind == "start":
+        return "fails" if hazard.breaks else "", "fails" if hazard.spawn is None else ""
     fork = "breaks" if hazard.breaks else size_text(hazard.fork)
     if hazard.spawn is None:
         return fork, "cannot start"
+    if hazard.kind == "device":
+        return fork, "opens a context"
     if hazard.kind in ("handle", "lock", "iterator"):
         return fork, "opens a copy" if hazard.kind == "handle" else "gets a copy"
     spawn = size_text(hazard.spawn)
@@ -244,12 +255,31 @@ def trial_rows(trials: Sequence[Trial]) -> list[tuple[str, ...]]:
 
 def failures(trials: Sequence[Trial]) -> list[str]:
     """Return why trials failed, the same reason once."""
-    reasons: dict[str, list[str]] = {}
+    reasons = by_reason(trials).items()
+    return [f"{', '.join(map(where_of, failed))}: {reason}" for reason, failed in reasons]
+
+
+def by_reason(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
+    """Return the trials that failed by the reason, in one line."""
+    reasons: dict[str, list[Trial]] = {}
     for trial in trials:
         if trial.error is not None:
-            where = f"{trial.options.loader} by {trial.options.start_method}"
-            reasons.setdefault(trial.error.splitlines()[0], []).append(where)
-    return [f"{', '.join(where)}: {reason}" for reason, where in reasons.items()]
+            reasons.setdefault(reason_of(trial.error), []).append(trial)
+    return reasons
+
+
+def where_of(trial: Trial) -> str:
+    """Return the loader and the start method of a trial."""
+    return f"{trial.options.loader} by {trial.options.start_method}"
+
+
+def reason_of(error: str) -> str:
+    """Return the line of an error that says what happened: in a traceback, the last one."""
+    lines = [line for line in error.splitlines() if line.strip()]
+    starts = [number for number, line in enumerate(lines) if "Traceback (most recent" in line]
+    raised = [line for line in lines[starts[-1] + 1 :] if _RAISED.match(line)] if starts else []
+    last = raised[-1] if raised else lines[0].strip() if lines else "no reason was given"
+    return last.removeprefix("sharedds.errors.")
 
 
 def remarks(report: DoctorReport) -> list[str]:
@@ -266,6 +296,12 @@ def remarks(report: DoctorReport) -> list[str]:
         few = f"{read[0]:,}" if read[0] == read[-1] else f"{read[0]:,} to {read[-1]:,}"
         text += f" (each read {few}: some of it is warming up)"
     texts = [f"{text}."]
+    held = [trial for trial in report.trials if trial.worker_uss_last is not None]
+    if held:
+        most = max(held, key=lambda trial: trial.worker_uss_last or 0)
+        texts.append(
+            f"At the end a worker held {size_text(most.worker_uss_last or 0)} ({where_of(most)})."
+        )
     copied = [hazard.path for hazard in report.hazards if hazard.fork and hazard.kind != "growth"]
     grows = any(
         trial.options.start_method == "fork" and (trial.growth_per_1000 or 0) > 50_000

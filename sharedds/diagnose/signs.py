@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from sharedds.diagnose.containers import is_a
 from sharedds.diagnose.graph import own_attributes
+from sharedds.diagnose.sizes import device_kind
 
 __all__ = ["LIBRARIES_AFTER_FORK", "Sign", "random_kind", "sign_of", "table_kind"]
 
@@ -50,11 +52,11 @@ class Sign:
     """What is known of objects of a class.
 
     Args:
-        kind: "handle", "lock" or "iterator".
+        kind: "handle", "lock", "iterator" or "device".
         label: What it is, with its article.
         pickles: Whether spawn and forkserver can send it to a worker.
         after_fork: What is wrong with it in a forked worker.
-        opens: The expression that opens it, for the fix; empty where there is none.
+        opens: The expression that opens or makes it, for the fix; empty where there is none.
     """
 
     kind: str
@@ -171,38 +173,42 @@ _LOCKS = (
 _ITERATORS = frozenset(
     {"generator", "coroutine", "async_generator", "map", "filter", "zip", "enumerate", "reversed"}
 )
+_IO_BASE: type = io.IOBase.__mro__[1]  # of C, which asks no class of the user's
 _IN_MEMORY = (io.BytesIO, io.StringIO)
 
 
 def sign_of(obj: Any) -> Sign | None:
     """Return what is known of an object that does not survive a new process, or None."""
-    if isinstance(obj, io.IOBase):
-        is_open = not isinstance(obj, _IN_MEMORY) and _is_open(obj)
+    if is_a(obj, torch.Tensor):
+        return _device_sign(obj)
+    if is_a(obj, _IO_BASE):
+        is_open = not is_a(obj, _IN_MEMORY) and _is_open(obj)
         opens = "open(self.path, 'rb')"
         return (
             Sign(kind="handle", label="an open file", after_fork=_SHARED_POSITION, opens=opens)
             if is_open
             else None
         )
-    if isinstance(obj, mmap.mmap):
+    if is_a(obj, mmap.mmap):
         return Sign(
             kind="handle",
             label="a memory map",
             after_fork="",
             opens="mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)",
         )
-    if isinstance(obj, _LOCKS):
+    if is_a(obj, _LOCKS):
         name = type(obj).__name__
         return Sign(
             kind="lock",
             label=f"a {name}",
+            opens=_made_by(obj),
             after_fork="held by another thread at the fork, it stays locked in the worker for ever",
         )
     if _is_iterator(obj):
         return Sign(
             kind="iterator",
             label=f"a {type(obj).__name__}, which can be read once",
-            pickles=not isinstance(obj, types.GeneratorType),
+            pickles=not is_a(obj, types.GeneratorType),
             after_fork="each worker goes on with a copy of its own, and reads the same items",
         )
     for kind in type(obj).__mro__:
@@ -213,19 +219,42 @@ def sign_of(obj: Any) -> Sign | None:
     return _lazy_image(obj)
 
 
+def _device_sign(tensor: torch.Tensor) -> Sign | None:
+    if (kind := device_kind(tensor)) in ("cpu", "meta"):
+        return None
+    return Sign(
+        kind="device",
+        label=f"a tensor on {kind}",
+        pickles=True,
+        after_fork="a forked worker cannot use the device, and each one started by spawn or "
+        "forkserver opens a context of its own there",
+    )
+
+
+def _made_by(obj: Any) -> str:
+    """The expression that makes a lock, a queue, a thread or an executor, for the fix."""
+    for name in ("Lock", "RLock"):
+        if type(obj) is type(getattr(threading, name)()):
+            return f"threading.{name}()"
+    kind = type(obj)
+    package = "concurrent.futures" if is_a(obj, concurrent.futures.Executor) else kind.__module__
+    known = package.partition(".")[0] in ("threading", "queue", "concurrent")
+    return f"{package}.{kind.__name__}(...)" if known else f"{kind.__name__}(...)"
+
+
 def random_kind(obj: Any) -> str | None:
     """Return what a random generator is called, None for anything else and for global ones."""
     if obj is torch.default_generator or obj is getattr(np.random.mtrand, "_rand", None):
         return None
     if obj is getattr(random, "_inst", None):
         return None
-    if isinstance(obj, np.random.Generator):
+    if is_a(obj, np.random.Generator):
         return "a NumPy Generator"
-    if isinstance(obj, np.random.RandomState):
+    if is_a(obj, np.random.RandomState):
         return "a NumPy RandomState"
-    if isinstance(obj, random.Random) and not isinstance(obj, random.SystemRandom):
+    if is_a(obj, random.Random) and not is_a(obj, random.SystemRandom):
         return "a random.Random"
-    return "a torch.Generator" if isinstance(obj, torch.Generator) else None
+    return "a torch.Generator" if is_a(obj, torch.Generator) else None
 
 
 def table_kind(obj: Any) -> str | None:

@@ -23,7 +23,7 @@ import torch
 
 from sharedds.diagnose.graph import OWN_ROOMS
 
-__all__ = ["Costs", "allocated", "coster", "image_bytes", "is_image", "tensor_bytes"]
+__all__ = ["Costs", "allocated", "coster", "device_kind", "image_bytes", "is_image", "tensor_bytes"]
 
 #: Bytes of a copy, in a pickle, in shared memory.
 Costs = tuple[int, int, int]
@@ -73,6 +73,12 @@ def image_bytes(image: Any) -> int:
     return int(width) * int(height) * (1 if mode in ("1", "L", "P") else 2 if "16" in mode else 4)
 
 
+def device_kind(tensor: torch.Tensor) -> str:
+    """Return the kind of device that a tensor is on, such as ``cpu`` or ``cuda``."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return str(tensor.device.type)
+
+
 def tensor_bytes(tensor: torch.Tensor) -> int:
     """Return the bytes of a tensor in this machine's memory."""
     with torch._C.DisableTorchFunctionSubclass():
@@ -81,21 +87,25 @@ def tensor_bytes(tensor: torch.Tensor) -> int:
         return tensor.element_size() * tensor.nelement()
 
 
-_costers: dict[type, Callable[[Any], Costs] | None] = {}
+#: By the id of the class, which is kept: classes may redefine how they compare.
+_costers: dict[int, tuple[type, Callable[[Any], Costs] | None]] = {}
 
 
 def coster(kind: type) -> Callable[[Any], Costs] | None:
     """Return what tells the costs of objects of a class; ``None`` for what costs nothing."""
-    if kind not in _costers:
-        _costers[kind] = _findcoster(kind)
-    return _costers[kind]
+    if id(kind) not in _costers:
+        try:
+            _costers[id(kind)] = kind, _findcoster(kind)
+        except Exception:  # a class that does not let itself be asked
+            _costers[id(kind)] = kind, _foreign
+    return _costers[id(kind)][1]
 
 
 def _findcoster(kind: type) -> Callable[[Any], Costs] | None:
     if issubclass(kind, _SKIPPED) or kind.__module__.startswith(OWN_ROOMS):
         return None
-    if kind in _BUILT_IN:
-        return _BUILT_IN[kind]
+    if (built_in := _BUILT_IN.get(id(kind))) is not None:
+        return built_in
     if issubclass(kind, np.ndarray):
         return _array
     if issubclass(kind, torch.Tensor):
@@ -165,9 +175,9 @@ def _foreign(obj: Any) -> Costs:
     return allocated(object.__sizeof__(obj) + 16) + 112, 40, 0
 
 
-_BUILT_IN: dict[type, Callable[[Any], Costs]] = {
-    **dict.fromkeys((str, bytes, bytearray, complex), _text),
-    list: _list,
-    dict: _dict,
-    **dict.fromkeys((tuple, set, frozenset, collections.deque), _set),
+_BUILT_IN: dict[int, Callable[[Any], Costs]] = {
+    **dict.fromkeys(map(id, (str, bytes, bytearray, complex)), _text),
+    id(list): _list,
+    id(dict): _dict,
+    **dict.fromkeys(map(id, (tuple, set, frozenset, collections.deque)), _set),
 }

@@ -12,14 +12,21 @@ import os
 import sys
 import traceback
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
 import cloudpickle
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
 
 from sharedds.datasets import ImageDataset
 from sharedds.errors import OptionError, SharedDSError, SourceError
@@ -78,11 +85,15 @@ class Opened:
         dataset: The dataset.
         collate_fn: How its batches are made; None for torch's way.
         batch_size: That of the DataLoader it was found in, else None.
+        sampler: Its order, where that is none of torch's usual two; only torch's loader takes it.
+        worker_init_fn: What its workers begin with.
     """
 
     dataset: Any
     collate_fn: Callable[[list[Any]], Any] | None = None
     batch_size: int | None = None
+    sampler: Iterable[Any] | None = None
+    worker_init_fn: Callable[[int], None] | None = None
 
     def name_of(self, index: int) -> str:
         """Return what the dataset calls a sample, or its number."""
@@ -298,8 +309,21 @@ def _as_dataset(found: Any, name: str) -> Opened:
     if isinstance(found, type) or (callable(found) and not _is_dataset(found)):
         made = _guarded(f"{name}()", found)
     if isinstance(made, DataLoader):
-        size = made.batch_size if isinstance(made.batch_size, int) else None
-        return Opened(dataset=made.dataset, collate_fn=made.collate_fn, batch_size=size)
+        size = made.batch_size
+        if size is None:
+            raise OptionError(
+                f"{name} is a DataLoader without a batch size (batch_size=None, or a batch_sampler "
+                "of its own), whose batches cannot be made here; name its dataset instead"
+            )
+        order = None if isinstance(made.dataset, IterableDataset) else made.sampler
+        is_usual = isinstance(order, SequentialSampler | RandomSampler)
+        return Opened(
+            dataset=made.dataset,
+            collate_fn=made.collate_fn,
+            batch_size=size,
+            sampler=None if is_usual else order,
+            worker_init_fn=made.worker_init_fn,
+        )
     if not _is_dataset(made):
         raise OptionError(
             f"{name} is a {type(made).__name__}, which is no dataset: one has __getitem__ and "

@@ -16,7 +16,12 @@ from sharedds.diagnose.isolated import MAKING, Finished, run_isolated
 from sharedds.diagnose.target import Target
 from sharedds.errors import OptionError
 
-__all__ = ["MemoryPoint", "Trial", "TrialOptions", "run_trial", "run_trials"]
+__all__ = ["PATIENCE", "SILENT", "MemoryPoint", "Trial", "TrialOptions", "run_trial", "run_trials"]
+
+PATIENCE = 60.0
+
+#: How the errors begin of what seems to hang.
+SILENT = ("no sign of life", "not a word")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +42,8 @@ class TrialOptions:
         samples: How many to read at most; None for no limit.
         seconds: How long to read at most, after the first batches; None for no limit.
         memory_share: The share of the time that measuring memory may take.
-        patience: Seconds without a sign of life after which a trial counts as hanging.
+        patience: Seconds without a sign of life after which a trial counts as hanging; a trial
+            that computes or reads lives.
         seed: Of the order in which samples are read.
     """
 
@@ -49,11 +55,11 @@ class TrialOptions:
     engine: str | None = None
     prefetch_factor: int | None = None
     pin_memory: bool | None = None
-    max_memory: int | str | None = None
+    max_memory: float | str | None = None
     samples: int | None = None
     seconds: float | None = None
     memory_share: float = 0.03
-    patience: float = 60.0
+    patience: float = PATIENCE
     seed: int = 0
 
     def __post_init__(self) -> None:

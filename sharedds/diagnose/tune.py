@@ -19,7 +19,7 @@ from sharedds.diagnose.comparing import FEWEST_PAIRS, Comparison, Settings, comp
 from sharedds.diagnose.race import LEAST_GAIN, ROUNDS, Race, first_candidates
 from sharedds.diagnose.target import Target, load_target
 from sharedds.diagnose.telling import Telling
-from sharedds.diagnose.trial import Trial, TrialOptions, run_trials
+from sharedds.diagnose.trial import PATIENCE, SILENT, Trial, TrialOptions, run_trials
 from sharedds.diagnose.tuned_report import Candidate, TuneReport
 from sharedds.errors import OptionError, WorkerError
 from sharedds.host.machine import look
@@ -39,11 +39,12 @@ _OVERHEAD = 1.6  # seconds that a trial takes beside those it measures, at first
 def tune(
     target: Any,
     *,
-    max_memory: int | str | None = None,
+    max_memory: float | str | None = None,
     batch_size: int | None = None,
     seconds: float = 120.0,
     transform: str | None = None,
     dry_run: bool = False,
+    patience: float = PATIENCE,
     progress: bool | None = None,
     seed: int = 0,
 ) -> TuneReport:
@@ -58,6 +59,7 @@ def tune(
         seconds: How long to try, in all.
         transform: ``"module:attribute"`` of a transform for the dataset.
         dry_run: Whether to find the plan without keeping it.
+        patience: Seconds without a sign of life after which a trial counts as hanging.
         progress: True or False to tell how far it is; by default after two seconds.
         seed: Of the order in which plans are tried.
 
@@ -71,6 +73,8 @@ def tune(
     """
     if not seconds > 0:
         raise OptionError(f"seconds={seconds}: more than 0 is expected")
+    if not patience > 0:
+        raise OptionError(f"patience={patience}: more than 0 is expected")
     if batch_size is not None and batch_size < 1:
         raise OptionError(f"batch_size={batch_size}: 1 or more is expected")
     chosen = load_target(target, transform=transform)
@@ -78,6 +82,7 @@ def tune(
     ceiling = None if max_memory is None else parse_memory(max_memory, machine)
     with Telling("tuning", seconds=seconds, enabled=progress) as telling:
         tuning = _Tuning(chosen, batch_size, seconds, ceiling, machine.cpus.count, telling, seed)
+        tuning.patience = patience
         report = tuning.run()
     key, path, note = "", None, ""
     try:
@@ -108,6 +113,7 @@ class _Tuning:
         self.ceiling = ceiling
         self.cpus = cpus
         self.telling = telling
+        self.patience = PATIENCE
         self.slice = min(2.0, max(0.2, seconds / 60))
         self._random = random.Random(seed)  # noqa: S311 - an order, no secret
         self._begin = time.monotonic()
@@ -187,6 +193,7 @@ class _Tuning:
             batch_size=self._settled_size,
             default_batch_size=BATCH_SIZE,
             seconds=self.slice,
+            patience=self.patience,
             seed=self._random.randrange(1 << 30),
         )
 
@@ -218,12 +225,15 @@ class _Tuning:
         best = race.default
         if not race.alive:
             raise WorkerError(_nothing_left(self.target.name, race))
-        if race.default in race.out:
-            best = challenger
-        elif challenger != race.default:
+        if race.default not in race.out and challenger != race.default:
             comparison = self._pairs(race, challenger)
             if comparison.wins(LEAST_GAIN):
                 best = challenger
+        if race.default in race.out:  # perhaps only since it met the other one
+            if not race.alive:
+                raise WorkerError(_nothing_left(self.target.name, race))
+            best = challenger if challenger in race.alive else race.best()
+            comparison = None
         means = race.means()
         candidates = tuple(
             Candidate(
@@ -275,7 +285,7 @@ class _Tuning:
                 other = found[race.default].samples_per_second or 0.0
                 pairs.append((mine, other))
                 race.record(found)
-            if challenger in race.out:
+            if challenger in race.out or race.default in race.out:
                 return compare([])
             comparison = compare(pairs)
         return comparison
@@ -283,7 +293,10 @@ class _Tuning:
 
 def _failure(name: str, trial: Trial) -> str:
     lines = (trial.details or trial.output).rstrip().splitlines()[-12:]
-    return "\n  ".join([f"{name}: {trial.error}", *lines])
+    text = f"{name}: {trial.error}"
+    if trial.error is not None and trial.error.startswith(SILENT):
+        text += "; with more patience (--patience SECONDS) it may get there"
+    return "\n  ".join([text, *lines])
 
 
 def _nothing_left(name: str, race: Race) -> str:

@@ -131,15 +131,23 @@ class TuneReport:
         """
         head = f"{self.target}: {self.headline()}"
         lines = [*textwrap.wrap(printable(head), width), "", *self._chart(width, bar), ""]
-        lines.append(f"stopped after {self.seconds:.0f} s: {self.stopped}")
+        lines += textwrap.wrap(f"stopped after {self.seconds:.0f} s: {self.stopped}", width)
         for note in self._left():
             lines += textwrap.wrap(printable(note), width, subsequent_indent="  ")
         if self.path is not None:
-            lines.append(f'kept for build_loader(..., plan="tuned") in {self.path}')
+            kept = f'kept for build_loader(..., plan="tuned") in {self.path}'
+            lines += textwrap.wrap(printable(kept), width, subsequent_indent="  ")
+            lines += textwrap.wrap(
+                f"It was found with batches of {self.batch_size}, and is taken for batches of any "
+                "size: tune again for much larger or smaller ones.",
+                width,
+                subsequent_indent="  ",
+            )
         elif self.note:
             lines += textwrap.wrap(self.note, width, subsequent_indent="  ")
         call = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
-        lines.append(f"the same by hand: build_loader(..., {call})")
+        hand = f"the same by hand: build_loader(..., {call})"
+        lines += textwrap.wrap(hand, width, subsequent_indent="  ")
         return "\n".join(lines)
 
     def _chart(self, width: int, bar: str) -> list[str]:

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from sharedds.host.accelerator import torch_device
+
 __all__ = ["UtilisationWatch", "accelerator_in_use", "utilisation_reader"]
 
 _EVERY = 1.0  # seconds
@@ -23,7 +25,7 @@ _LONGEST = 5.0  # seconds that the driver's program may take to answer
 
 def accelerator_in_use() -> str | None:
     """Return the kind of accelerator that this process computes on; None for the CPU alone."""
-    found = torch.accelerator.current_accelerator(check_available=True)
+    found = torch_device()
     if found is None or (found.type == "cuda" and not torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
         return None
     return str(found.type)

@@ -19,6 +19,8 @@ _MOSTLY = 0.5
 _OTHERS = 0.25
 #: So much less than the costs would allow is worth a word, too.
 _MOST_LOST = 0.6
+#: So much more is no more than the noise.
+_AS_WELL = 0.05
 
 _DOING = {
     "read": "reading and checking bytes",
@@ -112,17 +114,20 @@ def judge(
     waiting = sum(stage.waiting for stage in stages)
     taken = others or 0.0
 
-    def predicted(count: int, taken: float = 0.0) -> float:
-        if count == 0:
-            return 1000 / max(making + waiting, 1e-6)
-        computing = making + (0.0 if threads else sent)
-        by_workers = 1000 * count / max(computing + waiting, 1e-6)
+    def predicted(count: int) -> float:
+        computing = making + (0.0 if threads or count == 0 else sent)
+        at_work = max(count, 1)
         # What others leave, or what a fair scheduler gives to so many.
-        ours = max(cpus - taken, cpus * count / (count + taken))
+        ours = max(cpus - taken, cpus * at_work / (at_work + taken))
+        if count == 0:
+            alone = 1000 / max(making / min(1.0, ours) + waiting, 1e-6)
+            return alone if one_thread_rate is None else min(alone, one_thread_rate)
+        by_workers = 1000 * count / max(computing + waiting, 1e-6)
         return min(by_workers, 1000 * ours / max(computing, 1e-6))
 
     # What was measured knows what a model does not: caches, memory, the scheduler.
-    scale = rate / predicted(workers, taken)
+    rate = max(rate, 1e-9)
+    scale = rate / predicted(workers)
     is_split = workers == 0 and one_thread_rate is not None and rate < _MOST_LOST * one_thread_rate
     if is_split and one_thread_rate is not None:
         scale = one_thread_rate / predicted(0)
@@ -132,20 +137,24 @@ def judge(
     powers = (2**power for power in range(8))
     counts = sorted({0, workers, enough, *(each for each in powers if each <= most)})
     expected = tuple(
-        (count, rate if count == workers else scale * predicted(count, taken)) for count in counts
+        (count, rate if count == workers else scale * predicted(count)) for count in counts
     )
-    reached = scale * predicted(enough, taken)
+    reached = scale * predicted(enough)
     if is_split and one_thread_rate is not None:
         return Verdict(
             bound="threads",
             headline="torch's threads wait for each other",
             text=(
                 "Without workers, torch splits the work of each sample over several threads: "
-                f"{rate:,.0f} samples/s. One thread alone makes {one_thread_rate:,.0f}, and "
-                f"{_count(enough, 'worker')} would give some {reached:,.0f}."
+                f"{rate:,.0f} samples/s. One thread alone makes {one_thread_rate:,.0f}"
+                + (
+                    f", and {_count(enough, 'worker')} would give some {reached:,.0f}."
+                    if enough
+                    else "."
+                )
                 + (f" Other programs keep {taken:.1f} CPUs busy." if taken >= _OTHERS else "")
             ),
-            advice=f"num_workers={enough}, or torch.set_num_threads(1)",
+            advice=(f"num_workers={enough}, or " if enough else "") + "torch.set_num_threads(1)",
             expected=expected,
             enough_workers=enough,
         )
@@ -173,9 +182,11 @@ def judge(
         doing = "waits for storage" if is_storage else "works on its own sample"
         who = "the trainer itself" if workers == 0 else _count(workers, "worker")
         one = "It" if workers == 0 else "Each"
+        why = f"{one} {doing} most of the time, and {_count(cpus, 'CPU')} are there for {who}"
+        if workers >= cpus and not is_storage:  # they wait for others, who want the CPUs as well
+            why = f"More workers would get a larger share of the {_count(cpus, 'CPU')}"
         text = (
-            f"{each}. {one} {doing} most of the time, and {_count(cpus, 'CPU')} are there for "
-            f"{who}: {_count(enough, 'worker')} would give some {reached:,.0f} samples/s "
+            f"{each}. {why}: {_count(enough, 'worker')} would give some {reached:,.0f} samples/s "
             f"(+{100 * gain:.0f} %). Beyond that the CPUs are the bound, and {most_of_it}.{company}"
         )
         return Verdict(
@@ -188,18 +199,25 @@ def judge(
         )
     used = "" if busy is None else f", of which the loader keeps {busy:.1f} busy"
     text = f"{each}, on {_count(cpus, 'CPU')}{used}: {most_of_it}. "
-    if gain >= 0.05 and enough > workers:
+    headline = f"the CPUs are the bound, {_DOING[heaviest.name]} most of all"
+    advice = _ADVICE[heaviest.name]
+    if gain > _AS_WELL and enough > workers:
         text += f"{_count(enough, 'worker')} would give at most {100 * gain:.0f} % more."
     elif workers > enough:
         who = _count(enough, "worker") if enough else "no workers at all"
-        text += f"{_sentence(who)} would do as well: more share the same CPUs."
+        if gain > _AS_WELL:
+            text += f"{_sentence(who)} would give some {reached:,.0f} (+{100 * gain:.0f} %)."
+            headline = f"fewer workers are faster: what costs most is {_DOING[heaviest.name]}"
+            advice = f"num_workers={enough}" + ("" if enough else ", with torch.set_num_threads(1)")
+        else:
+            text += f"{_sentence(who)} would do as well: more share the same CPUs."
     else:
         text += "More workers would share the same CPUs and give nothing."
     return Verdict(
         bound=heaviest.name,
-        headline=f"the CPUs are the bound, {_DOING[heaviest.name]} most of all",
+        headline=headline,
         text=text + company,
-        advice=_ADVICE[heaviest.name],
+        advice=advice,
         expected=expected,
         enough_workers=enough,
     )

@@ -13,8 +13,10 @@ from typing import Any
 
 from sharedds.host.system import ROOT, system_text, whole_number
 
-__all__ = ["Accelerator", "accelerator"]
+__all__ = ["Accelerator", "accelerator", "torch_device"]
 
+#: Has torch ask the driver which devices there are, where it would start CUDA else.
+_WITHOUT_CUDA = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
@@ -60,8 +62,28 @@ def accelerator(
     return _by_files(root, environ)
 
 
+def torch_device() -> Any:
+    """Return the device that torch would compute on beside the CPU; None without one, or torch.
+
+    CUDA is not started by asking, so a process may still be forked; without the driver's library
+    (NVML), torch has no other way.
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return None
+    before = os.environ.get(_WITHOUT_CUDA)
+    os.environ[_WITHOUT_CUDA] = "1"
+    try:
+        return torch.accelerator.current_accelerator(check_available=True)
+    finally:
+        if before is None:
+            os.environ.pop(_WITHOUT_CUDA, None)
+        else:
+            os.environ[_WITHOUT_CUDA] = before
+
+
 def _ask(torch: Any, root: Path) -> Accelerator | None:
-    device = torch.accelerator.current_accelerator(check_available=True)
+    device = torch_device()
     if device is None:
         return None
     name = ""

@@ -17,8 +17,11 @@ __all__ = [
     "raise_open_files_limit",
 ]
 
-#: Above this, limits serve no purpose here, and some programs walk through all of them.
-_MOST_DESCRIPTORS = 65_536
+#: Above this, limits serve no purpose here, and some programs walk through all of them. Of macOS's
+#: hard limit no more than OPEN_MAX is sure to be granted.
+_MOST_DESCRIPTORS = 10_240 if sys.platform == "darwin" else 65_536
+#: Tried where the system does not grant what its hard limit promises.
+_FEWER_DESCRIPTORS = (10_240, 4_096, 1_024)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +69,12 @@ def raise_open_files_limit() -> DescriptorLimits | None:
         return None
     if limits.reachable is not None and limits.reachable != limits.soft:
         hard = resource.RLIM_INFINITY if limits.hard is None else limits.hard
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limits.reachable, hard))
+        soft = limits.soft or 0
+        fewer = [n for n in _FEWER_DESCRIPTORS if soft < n < limits.reachable]
+        for count in (limits.reachable, *fewer):
+            with contextlib.suppress(OSError, ValueError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+                break
     return descriptor_limits()
 
 

@@ -19,7 +19,7 @@ _VARIABLES = (
     "MV2_COMM_WORLD_LOCAL_SIZE",
     "PALS_LOCAL_SIZE",
 )
-_SLURM_VARIABLES = ("SLURM_NTASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
+_SLURM_VARIABLES = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,9 @@ def slurm_count(text: str | None, node: str | None = None) -> int | None:
 
 
 def _slurm_tasks(environ: Mapping[str, str]) -> tuple[int | None, str]:
-    # SLURM_TASKS_PER_NODE is set for a lone batch script as well, whose tasks do not run yet.
-    known = _SLURM_VARIABLES if "SLURM_STEP_ID" in environ else _SLURM_VARIABLES[:1]
-    for name in known:
+    # Of a lone batch script the variables tell as well, and its tasks do not run yet. A step takes
+    # over those of its job, which may have asked for more tasks than the step has.
+    for name in _SLURM_VARIABLES if "SLURM_STEP_ID" in environ else ():
         if count := slurm_count(environ.get(name), environ.get("SLURM_NODEID")):
             return count, name
     return None, ""

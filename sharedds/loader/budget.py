@@ -49,6 +49,10 @@ _UNITS = {
     "mib": 1 << 20,
     "gib": 1 << 30,
     "tib": 1 << 40,
+    **dict.fromkeys(("k", "ki"), 1 << 10),
+    **dict.fromkeys(("m", "mi"), 1 << 20),
+    **dict.fromkeys(("g", "gi"), 1 << 30),
+    **dict.fromkeys(("t", "ti"), 1 << 40),
 }
 _EXPECTED = "bytes as a whole number, or text such as '8GiB', '500MB' or '50%'"
 
@@ -122,13 +126,14 @@ class MemoryEstimate:
         return cls(**found)
 
 
-def parse_memory(value: int | str, machine: Machine, *, used: int = 0) -> int:
+def parse_memory(value: float | str, machine: Machine, *, used: int = 0) -> int:
     """Return a memory limit as bytes.
 
     Args:
-        value: Bytes; or text: a number with a unit (``8GiB`` is binary, ``8GB`` decimal), or a
-            share (``50%``) of what this process has and could still take, which ranks on the same
-            machine share.
+        value: Bytes, also as ``8e9``; or text: a number with a unit (``8GiB`` is binary, and so are
+            ``8Gi``, ``8G`` and ``8g``, as container engines and SLURM mean them; ``8GB`` is
+            decimal), or a share (``50%``) of what this process has and could still take, which
+            ranks on the same machine share.
         machine: Where a share is of.
         used: Bytes that this process has already.
 
@@ -136,7 +141,10 @@ def parse_memory(value: int | str, machine: Machine, *, used: int = 0) -> int:
         OptionError: No such number, or a share of what is not known.
     """
     if not isinstance(value, str):
-        return whole_number("max_memory", value, least=1) or 0
+        given: Any = value  # a float by its annotation, and whatever comes
+        if isinstance(given, float) and given.is_integer():
+            given = int(given)
+        return whole_number("max_memory", given, least=1) or 0
     text = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*|%)\s*", value.lower())
     if text is None or (text[2] != "%" and text[2] not in _UNITS):
         raise OptionError(f"max_memory={value!r}: {_EXPECTED} is expected")

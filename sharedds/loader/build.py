@@ -20,10 +20,10 @@ from sharedds.loader.failures import ErrorPolicy
 from sharedds.loader.known import RankFacts
 from sharedds.loader.ledger import FailureLedger
 from sharedds.loader.plan import LoaderPlan
-from sharedds.loader.planned import OrderSampler, PlannedLoader
+from sharedds.loader.planned import PlannedLoader
 from sharedds.loader.planning import Arguments, plan_loader
 from sharedds.loader.ranking import describe_last_step, describe_sampler, find_rank
-from sharedds.loader.sampled import SampledBatches
+from sharedds.loader.sampled import OrderSampler, SampledBatches
 from sharedds.loader.stream import (
     OrderedBatches,
     Position,
@@ -62,7 +62,7 @@ def build_loader(
     error_budget: float | None = None,
     error_log: str | PathLike[str] | None = None,
     timeout: float | None = None,
-    max_memory: int | str | None = None,
+    max_memory: float | str | None = None,
     plan: LoaderPlan | Literal["tuned"] | None = None,
 ) -> PlannedLoader[T]:
     """Build a ``torch.utils.data.DataLoader`` planned for this machine.

@@ -216,7 +216,9 @@ def choose_persistence(request: LoaderRequest, *, workers: int, method: str | No
         return Choice(False, "threads start at once")
     if method == "spawn":
         return Choice(True, "a spawned worker takes seconds to start")
-    return Choice(False, "start fast; an idle loader holds no memory")
+    if method == "forkserver":
+        return Choice(False, "start fast from the fork server")
+    return Choice(False, "a fork is fast")
 
 
 # --- batches -------------------------------------------------------------------------------------

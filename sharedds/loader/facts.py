@@ -34,7 +34,7 @@ __all__ = [
     "server_bytes",
 ]
 
-#: A loader raises the limit of open files as far as it may, but not beyond this.
+#: Where there is no limit of open files, plans count with so many.
 _MOST_DESCRIPTORS = 65_536
 
 
@@ -102,7 +102,7 @@ def server_bytes() -> int | None:
 def _descriptors(limits: DescriptorLimits | None) -> int | None:
     if limits is None:
         return None
-    return _MOST_DESCRIPTORS if limits.hard is None else min(limits.hard, _MOST_DESCRIPTORS)
+    return limits.reachable if limits.reachable is not None else _MOST_DESCRIPTORS
 
 
 # --- the dataset ---------------------------------------------------------------------------------

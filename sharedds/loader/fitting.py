@@ -2,6 +2,7 @@
 
 What is wanted is made smaller in a fixed order until it fits: first batches in advance, down to
 one for each worker, then workers, then none at all. So more room never means less of either.
+Batches for which ``/dev/shm`` has no room travel through a pipe: for that, one worker always stays.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from sharedds.host.shared import SHARED_MEMORY
 from sharedds.loader.budget import Shape, estimate_memory, limit_text, size_text
 from sharedds.loader.known import DatasetFacts, LoaderFacts, LoaderRequest, counted
 
-__all__ = ["Bound", "Fitted", "bounds_of", "fit", "fits"]
+__all__ = ["Bound", "Fitted", "bounds_of", "fit", "fits", "overfull"]
 
 #: Of free memory and of free room in /dev/shm, the rest is left to others.
 _SHARE_USED = 0.9
@@ -27,7 +28,7 @@ _TENSORS = 2
 _SMALL = 1 << 15
 
 _NOTHING = "no batch size fits"
-_SHM_ADVICE = "; or engine='thread', which needs none, or more of it (docker run --shm-size=8g)"
+_THROUGH_PIPE = "what does not fit travels through the pipe, slower"
 _MEMORY_ADVICE = "; engine='thread' takes less, since threads hold no libraries of their own"
 
 
@@ -43,6 +44,8 @@ class Bound:
         is_hard: Whether what does not fit cannot work; else it is an estimate of this machine.
         text: A figure of ``need``, for people.
         advice: What else helps, for people.
+        least_workers: Fewer workers than that are never better.
+        otherwise: What becomes of more than fits, for people.
     """
 
     name: str
@@ -52,6 +55,8 @@ class Bound:
     is_hard: bool = True
     text: Callable[[float], str] = size_text
     advice: str = ""
+    least_workers: int = 0
+    otherwise: str = ""
 
     def holds(self, shape: Shape) -> bool:
         """Whether a loader of this shape fits."""
@@ -90,7 +95,10 @@ def bounds_of(
                     room=int(free * _SHARE_USED),
                     need=lambda s: s.batches * s.batch_size * size if s.num_workers else 0,
                     said=f"{SHARED_MEMORY} has {size_text(free)} free{for_each}",
-                    advice=_SHM_ADVICE,
+                    is_hard=False,
+                    text=lambda need: f"{size_text(need)}; {_THROUGH_PIPE}",
+                    least_workers=1,
+                    otherwise=_THROUGH_PIPE,
                 )
             )
         if facts.descriptors is not None:
@@ -154,14 +162,42 @@ def fit(
     )
     at, limit, tight = 0, None, None
     for bound in bounds:
-        first = next((i for i, shape in enumerate(path) if bound.holds(shape)), None)
+        known = [shape for shape in path if shape.num_workers >= bound.least_workers] or path
+        first = next((i for i, shape in enumerate(known) if bound.holds(shape)), None)
         if first is None:
             if bound.is_hard:
                 raise OptionError(_refusal(bound, path[-1], wanted, request, bounds, facts))
-            first, tight = len(path) - 1, bound
+            first, tight = len(known) - 1, bound
         if first > at:
             at, limit = first, bound
+    if tight is not None and tight.otherwise:
+        if tight.holds(path[at]):  # another bound has left no worker
+            tight = None
+        elif tight is limit and path[at].num_workers < wanted.num_workers:
+            limit, tight = replace(limit, said=f"{limit.said}; {limit.otherwise}"), None
     return Fitted(path[at], limit, tight)
+
+
+def overfull(
+    shape: Shape, request: LoaderRequest, facts: LoaderFacts, dataset: DatasetFacts
+) -> str | None:
+    """Return why a loader of this shape takes more memory than there is; None if it does not.
+
+    The text names the nearest that fits. What is not known of the samples is no reason.
+    """
+    if dataset.planned_sample_bytes is None:
+        return None
+    bounds = tuple(
+        bound
+        for bound in bounds_of(request, facts, dataset)
+        if bound.is_hard or bound.name == "memory"
+    )
+    for bound in bounds:
+        if bound.name == "memory" and not bound.holds(shape):
+            takes = bound.text(bound.need(shape))
+            nearest = _nearest(shape, bounds, bound, facts)
+            return f"the loader may take {takes}, and {bound.said}; {nearest}"
+    return None
 
 
 def _smaller_and_smaller(

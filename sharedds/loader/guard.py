@@ -27,7 +27,7 @@ __all__ = ["Measuring", "MemoryGuard", "advice"]
 #: may while above the budget.
 _SHARE, _SHARE_ABOVE = 0.01, 0.1
 _SHORTEST, _LONGEST = 0.03, 1.0  # seconds between looks
-#: Seconds above the budget, with as little as possible in flight, until the loop ends.
+#: Seconds above the budget, when fewer batches in flight cannot help (any more), until it ends.
 _GRACE = 1.0
 #: Above the budget by this factor, workers that go on making batches are not waited for.
 _FAR = 1.25
@@ -171,12 +171,25 @@ class MemoryGuard:
             if self._tree.trim():
                 self._allowance.forget()
         is_running_away = ready < count and used > _FAR * self.budget
-        if flight.most and count > 1 and not is_running_away:
+        is_shrinking = count > 1 and self._could_fit(used, count, ready)
+        if flight.most and is_shrinking and not is_running_away:
             self._above_since = None  # fewer take effect as batches are handed out
         elif self._above_since is None:
             self._above_since = now
         elif is_exact and now - self._above_since >= _GRACE:
             flight.refuse = self._refuse
+
+    def _could_fit(self, used: int, count: int, ready: int) -> bool:
+        """Whether fewer batches in flight could be enough; not if it is training that keeps more.
+
+        While workers make batches, all that they hold may be what they need for that.
+        """
+        size = self._flight.batch_bytes
+        if not size:
+            return True
+        making = ready < count
+        held = sum((use.irrevocable or 0) - use.waiting for use in self._uses if _is_worker(use))
+        return used - count * size - held * making <= self.budget
 
     def _glance(self, now: float) -> tuple[int, bool]:
         """What is used, and whether that was measured or follows from what has changed since."""
@@ -238,6 +251,10 @@ class MemoryGuard:
         )
 
 
+def _is_worker(use: ProcessUse) -> bool:
+    return use.role.startswith("worker")
+
+
 def advice(memory: LoaderMemory, flight: InFlight, batch_size: int | None) -> str:
     """Say how to stay within the budget: the nearest plan that would, by what was measured.
 
@@ -248,7 +265,7 @@ def advice(memory: LoaderMemory, flight: InFlight, batch_size: int | None) -> st
     """
     batch_bytes = flight.batch_bytes
     budget, used = memory.budget or 0, memory.irrevocable or 0
-    workers = [use for use in memory.processes if use.role.startswith("worker")]
+    workers = [use for use in memory.processes if _is_worker(use)]
     held = [(use.irrevocable or 0) - use.waiting for use in workers]
     others = used - sum(held) - sum(use.waiting for use in workers)
     enough = f"max_memory of at least {megabytes(int(used * 1.1))} is needed for it to go on as is"

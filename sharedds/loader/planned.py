@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from sharedds.errors import OptionError, StateError
@@ -28,12 +28,12 @@ from sharedds.loader.processes import ProcessIterator
 from sharedds.loader.replay import Replay
 from sharedds.loader.running import LoaderPass, Running
 from sharedds.loader.samples import SampleReader, WorkerStart
-from sharedds.loader.stream import OrderedBatches, Position, SampleStream
+from sharedds.loader.stream import EpochPass, OrderedBatches, Position, SampleStream
 from sharedds.loader.threads import ThreadIterator
 from sharedds.loader.tree import ProcessTree, busy_share
 from sharedds.order import LoaderState, SampleKey
 
-__all__ = ["OrderSampler", "PlannedLoader"]
+__all__ = ["PlannedLoader"]
 
 T = TypeVar("T")
 Integers = npt.NDArray[np.int64]
@@ -258,6 +258,13 @@ class PlannedLoader(DataLoader[T]):
     def __iter__(self) -> LoaderPass:  # type: ignore[override]
         """Begin the next epoch, or go on in it after a resume."""
         begun = self._stream.begin()
+        try:
+            return self._start(begun)
+        except BaseException:  # no worker could start, or Ctrl-C: the place is not lost
+            self._stream.take_back()
+            raise
+
+    def _start(self, begun: EpochPass) -> LoaderPass:
         # Seeds of workers: not a function of how many passes were begun before.
         key = SampleKey(self._stream.seed, begun.epoch, self.plan.rank)
         self.generator.manual_seed(key.number("workers") >> 1)
@@ -331,27 +338,3 @@ class _View:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
-
-
-class OrderSampler(Sampler[int]):
-    """The order of the next epoch as plain indices, for code that looks at ``loader.sampler``.
-
-    Args:
-        stream: The stream of the loader; it is not moved by iterating here.
-        source: Its batches.
-    """
-
-    def __init__(self, stream: SampleStream, source: OrderedBatches) -> None:
-        self._stream = stream
-        self._source = source
-
-    def __iter__(self) -> Iterator[int]:
-        for batch, _ in self._source.batches(self._stream.next_position):
-            yield from batch.indices.tolist()
-
-    def __len__(self) -> int:
-        return self._source.samples_of_rank(self._stream.next_position)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Let the next pass of the loader begin ``epoch``."""
-        self._stream.set_epoch(epoch)

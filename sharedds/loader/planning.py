@@ -8,13 +8,13 @@ from collections.abc import Callable, Sized
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import torch
 from torch.utils.data import default_collate, default_convert
 
 from sharedds.errors import OptionError, SharedDSError
 from sharedds.generators.seeding import GlobalSeeding
+from sharedds.host.accelerator import torch_device
 from sharedds.host.machine import Machine, look
-from sharedds.loader.budget import parse_memory
+from sharedds.loader.budget import Shape, parse_memory
 from sharedds.loader.facts import (
     dataset_facts,
     fingerprint_of,
@@ -24,11 +24,12 @@ from sharedds.loader.facts import (
     server_bytes,
 )
 from sharedds.loader.failures import ErrorPolicy
+from sharedds.loader.fitting import overfull
 from sharedds.loader.known import DatasetFacts, LoaderFacts, LoaderRequest, RankFacts
 from sharedds.loader.plan import LoaderPlan, make_plan
 from sharedds.loader.probe import Measured, probe
 from sharedds.loader.samples import SampleReader, WorkerStart
-from sharedds.loader.tuned import read_tuned, tuned_key
+from sharedds.loader.tuned import read_tuned, tuned_key, tuned_keys
 
 if sys.platform != "win32":
     from multiprocessing import forkserver
@@ -54,7 +55,7 @@ class Arguments:
     pin_memory: bool | None = None
     persistent_workers: bool | None = None
     seed_globals: str | None = None
-    max_memory: int | str | None = None
+    max_memory: float | str | None = None
     plan: LoaderPlan | Literal["tuned"] | None = None
     seed: int = 0
     collate_fn: Callable[[list[Any]], Any] | None = None
@@ -78,7 +79,7 @@ def plan_loader(asked: Arguments, *, batches: int | None, ranks: RankFacts) -> L
         raise OptionError(f"plan={given!r}: a LoaderPlan or 'tuned' is expected")
     place = place_of(asked.dataset)
     machine = look(() if place is None else (place,))
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    accelerator = torch_device()
     facts = machine_facts(
         machine,
         batches=batches,
@@ -189,9 +190,13 @@ def _request(
 
 def _tuned(dataset: Any, machine: Machine) -> LoaderPlan | None:
     """Return the tuned plan for a dataset on this machine; None, with a warning, without one."""
+    fingerprint = fingerprint_of(dataset)
     try:
-        plan = read_tuned(tuned_key(fingerprint_of(dataset), machine))
-        problem = "there is none for this dataset on this machine; `sharedds tune` makes one"
+        key = tuned_key(fingerprint, machine)
+        plan = read_tuned(key)
+        others = tuned_keys(fingerprint) if plan is None else []
+        also = f" (only for {'; '.join(map(repr, others))})" if others else ""
+        problem = f"there is none for {key!r}{also}; `sharedds tune` makes one"
     except OptionError as error:
         plan, problem = None, str(error)
     if plan is None:
@@ -209,22 +214,46 @@ def _planned(
     facts: LoaderFacts,
     known: DatasetFacts,
 ) -> LoaderPlan:
-    limit: int | str | None = asked.max_memory
+    limit: float | str | None = asked.max_memory
     if limit is None and isinstance(asked.plan, LoaderPlan) and asked.plan.max_memory is not None:
         limit = asked.plan.max_memory
         request = replace(
             request, origins=(*request.origins, ("max_memory", "as in the given plan"))
         )
     if limit is None:
-        return make_plan(request, facts, known)
+        plan = make_plan(request, facts, known)
+        _warn_if_overfull(plan, request, facts, known)
+        return plan
     facts = held_by_processes(facts)
     size = parse_memory(limit, machine, used=(facts.trainer_bytes or 0) + facts.other_bytes)
     request = replace(request, max_memory=size)
     # Refuses what cannot fit whatever the samples are, before any are loaded.
     plan = make_plan(request, facts, known)
     if known.sample_bytes is not None or facts.batches == 0:
+        _warn_if_overfull(plan, request, facts, known)
         return plan
     return _plan_by_measuring(request, asked, facts, known, plan)
+
+
+def _warn_if_overfull(
+    plan: LoaderPlan,
+    request: LoaderRequest,
+    facts: LoaderFacts,
+    known: DatasetFacts,
+    *,
+    level: int = 5,
+) -> None:
+    """Say it where a plan needs more memory than is left, which only its reasons would tell."""
+    shape = Shape(
+        engine=plan.engine,
+        start_method=plan.start_method,
+        num_workers=plan.num_workers,
+        prefetch_factor=plan.prefetch_factor or 0,
+        pin_memory=plan.pin_memory,
+        batch_size=known.batch_size or 1,
+    )
+    if (problem := overfull(shape, request, facts, known)) is not None:
+        warnings.warn(problem, stacklevel=level)
 
 
 def _plan_by_measuring(
@@ -264,6 +293,7 @@ def _plan_by_measuring(
         raise
     if method == "forkserver" and not plan.num_workers and not facts.is_server_running:
         _stop_server()
+    _warn_if_overfull(plan, request, facts, known, level=6)
     return plan
 
 

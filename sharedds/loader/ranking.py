@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import operator
 import os
+import warnings
 from collections.abc import Mapping
 
 import torch
 
 from sharedds.errors import OptionError
+from sharedds.host.ranks import local_ranks
 from sharedds.loader.known import RankFacts, counted
 from sharedds.loader.stream import OrderedBatches, Position
 
@@ -34,7 +36,18 @@ def find_rank(rank: int | None, world_size: int | None) -> RankFacts:
 
 
 def describe_last_step(own: RankFacts, source: OrderedBatches) -> RankFacts:
-    """Return the rank with what becomes of samples that do not fill a step."""
+    """Return the rank with what becomes of samples that do not fill a step.
+
+    Warns where ranks run side by side and none of them knows which one it is.
+    """
+    beside = local_ranks()
+    if beside.count > 1 and own == RankFacts():
+        warnings.warn(
+            f"{beside.count} processes train side by side here ({beside.reason}), and nothing "
+            "tells which of them this is: each loads all samples. Initialize the process group "
+            "before the loader is built, or pass rank= and world_size= (0 and 1 if that is meant)",
+            stacklevel=3,
+        )
     order = source.order(Position(0, 0))
     padded, several = len(order.padded), own.world_size > 1
     if source.drop_last:

@@ -1,4 +1,4 @@
-"""Batches of what a user's sampler yields, so that they too can be resumed to the sample."""
+"""Samplers on both sides: a user's, resumed to the sample, and the one that the loader shows."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import Sampler
 
 from sharedds.errors import OptionError, SchemaError
 from sharedds.generators.held import HeldGenerators
 from sharedds.generators.seeding import GlobalSeeding, kept_globals
-from sharedds.loader.stream import Position
+from sharedds.loader.stream import OrderedBatches, Position, SampleStream
 from sharedds.order import Batch, SampleKey
 
-__all__ = ["SampledBatches"]
+__all__ = ["OrderSampler", "SampledBatches"]
 
 
 class SampledBatches:
@@ -159,3 +160,39 @@ def _whole(index: Any, sampler: Any) -> int:
             f"{type(sampler).__name__} yields {reprlib.repr(index)}; build_loader needs a sampler "
             "that yields whole numbers, one for each sample, and makes the batches itself"
         ) from None
+
+
+class OrderSampler(Sampler[int]):
+    """The order of the next epoch as plain indices, for code that looks at ``loader.sampler``.
+
+    Each iteration that the loader has no part in gives the order of one epoch more.
+
+    Args:
+        stream: The stream of the loader; it is not moved by iterating here.
+        source: Its batches.
+    """
+
+    def __init__(self, stream: SampleStream, source: OrderedBatches) -> None:
+        self._stream = stream
+        self._source = source
+        self._seen: Position | None = None
+        self._passes = 0
+
+    def __iter__(self) -> Iterator[int]:
+        begin = self._stream.next_position
+        self._passes = self._passes + 1 if begin is self._seen else 0
+        self._seen = begin
+        if self._passes:
+            begin = Position(begin.epoch + self._passes, 0)
+        return self._indices(begin)
+
+    def _indices(self, begin: Position) -> Iterator[int]:
+        for batch, _ in self._source.batches(begin):
+            yield from batch.indices.tolist()
+
+    def __len__(self) -> int:
+        return self._source.samples_of_rank(self._stream.next_position)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass of the loader begin ``epoch``."""
+        self._stream.set_epoch(epoch)

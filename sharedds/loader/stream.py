@@ -206,6 +206,7 @@ class SampleStream:
         self._next = Position(0, 0)
         self._pass: EpochPass | None = None
         self._is_moved = False  # by hand, since the newest pass began
+        self._before: tuple[Position, EpochPass | None, bool] = (self._next, None, False)
 
     def __iter__(self) -> Iterator[Batch]:
         return iter(self._pass if self._pass is not None else ())
@@ -228,10 +229,15 @@ class SampleStream:
 
     def begin(self) -> EpochPass:
         """Begin the next pass, and return it."""
+        self._before = (self._next, self._pass, self._is_moved)
         self._pass = EpochPass(self.source, self._next)
         self._next = Position(self._pass.epoch + 1, 0)
         self._is_moved = False
         return self._pass
+
+    def take_back(self) -> None:
+        """Let it be as before :meth:`begin`: the pass could not start."""
+        self._next, self._pass, self._is_moved = self._before
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass be that of ``epoch``; the position in it stays if it is the next."""

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from sharedds.errors import SourceError
-from sharedds.host.shared import SHARED_MEMORY
+from sharedds.host.shared import SHARED_MEMORY, shared_memory_room
 from sharedds.host.system import ROOT, system_text
 from sharedds.loader.accounts import ProcessUse
 from sharedds.loader.heap import give_back, keep_no_large_blocks
@@ -30,7 +30,8 @@ __all__ = ["ProcessTree", "Quick", "busy_share"]
 class Quick:
     """What a glance at the processes shows, in bytes: good for how it changes.
 
-    Pages that processes share are counted for each of them, unlike in a share (PSS).
+    Pages that processes share are counted for each of them, unlike in a share (PSS), but no more
+    than all that is in shared memory.
 
     Attributes:
         resident: Heap and mapped shared memory of all processes.
@@ -76,13 +77,7 @@ class ProcessTree:
             This process first; those that end meanwhile are left out.
         """
         own = process_memory()
-        uses = [
-            ProcessUse(
-                role="trainer",
-                memory=own,
-                waiting=self._untouched(own.pid, own.shared_memory or 0),
-            )
-        ]
+        measured = [("trainer", own)]
         known = _known()
         for pid in self._below(own.pid):
             try:
@@ -93,12 +88,35 @@ class ProcessTree:
             role = known.get(pid, "other") if number is None else f"worker {number}"
             if number is None and role == "other" and not memory.pss:
                 continue  # just forked, or ended
-            waiting = self._waiting(pid) if number is not None else 0
-            uses.append(ProcessUse(role=role, memory=memory, waiting=waiting))
-        self._pids = tuple(use.memory.pid for use in uses)
+            measured.append((role, memory))
+        self._pids = tuple(memory.pid for _, memory in measured)
+        waiting = self._held_unseen()
+        uses = [
+            ProcessUse(role=role, memory=memory, waiting=waiting.get(memory.pid, 0))
+            for role, memory in measured
+        ]
         order = {"trainer": 0, "server": 1, "other": 3}
         uses.sort(key=lambda use: (order.get(use.role, 2), self._workers.get(use.memory.pid, 0)))
         return tuple(uses)
+
+    def _held_unseen(self) -> dict[int, int]:
+        """Bytes of shared files that this process and workers hold and that are part of no PSS.
+
+        A file counts once. What another process maps counts there, by its share; of what this
+        process alone maps, the pages that it has not touched are left.
+        """
+        own, *below = self._pids
+        files = {pid: _shared_files(pid, self._root) for pid in self._pids}
+        if not any(files.values()):
+            return {}
+        counted = {inode for pid in below for inode in _mapped(pid, self._root)}
+        touched = _touched(own, self._root)
+        held = {}
+        for pid, sizes in files.items():
+            new = sizes.keys() - counted
+            held[pid] = sum(max(0, sizes[inode] - touched.get(inode, 0)) for inode in new)
+            counted |= new | touched.keys()
+        return held
 
     def watched(self) -> tuple[ProcessUse, ...]:
         """As :meth:`exact`, with what each has grown by since it was first seen."""
@@ -131,20 +149,23 @@ class ProcessTree:
 
     def quick(self) -> Quick | None:
         """Glance at the processes that were measured last: 0.1 ms for each; None: not told."""
-        resident = waiting = untouched = 0
+        heap = shared = waiting = untouched = 0
         for pid in self._pids:
             figures = parse_smaps_rollup(system_text(self._root / "proc" / str(pid) / "status"))
             if "RssAnon" not in figures:  # it has ended
                 continue
             mapped = figures.get("RssShmem", 0)
-            resident += figures["RssAnon"] + mapped
+            heap += figures["RssAnon"]
+            shared += mapped
             if pid in self._workers:
                 waiting += self._waiting(pid)
             elif pid == self._pids[0]:
                 untouched += self._untouched(pid, mapped)
-        if not resident:
+        if not heap:
             return None
-        return Quick(resident=resident, waiting=waiting, untouched=untouched)
+        if room := shared_memory_room():  # what many map is there once
+            shared = min(shared, max(0, room.total - room.free - waiting - untouched))
+        return Quick(resident=heap + shared, waiting=waiting, untouched=untouched)
 
     def _waiting(self, pid: int) -> int:
         """Bytes of the batches that a worker has made and nobody has fetched.
@@ -212,10 +233,32 @@ def _mapped(pid: int, root: Path) -> set[int]:
     """The inodes of the files in shared memory that a process maps."""
     found = set()
     for line in system_text(root / "proc" / str(pid) / "maps").splitlines():
-        words = line.split(None, 5)
-        if len(words) == 6 and words[5].startswith(SHARED_MEMORY):
-            found.add(int(words[4]))
+        if (inode := _inode(line)) is not None:
+            found.add(inode)
     return found
+
+
+def _touched(pid: int, root: Path) -> dict[int, int]:
+    """Bytes of each file in shared memory that a process maps and has touched, by inode."""
+    found: dict[int, int] = {}
+    inode: int | None = None
+    for line in system_text(root / "proc" / str(pid) / "smaps").splitlines():
+        if line.startswith("Rss:"):
+            if inode is not None:
+                found[inode] = found.get(inode, 0) + int(line.split()[1]) * 1024
+            inode = None
+        elif SHARED_MEMORY in line:
+            inode = _inode(line)
+    return found
+
+
+def _inode(line: str) -> int | None:
+    """The inode in a line of maps, if it is that of a file in shared memory."""
+    if SHARED_MEMORY not in line:
+        return None
+    words = line.split(None, 5)
+    is_shared = len(words) == 6 and words[5].startswith(SHARED_MEMORY)
+    return int(words[4]) if is_shared else None
 
 
 def _known() -> dict[int, str]:

@@ -20,7 +20,7 @@ from sharedds.errors import OptionError, SourceError
 from sharedds.host.machine import Machine
 from sharedds.loader.plan import LoaderPlan
 
-__all__ = ["path_for", "read_tuned", "tuned_folder", "tuned_key", "write_tuned"]
+__all__ = ["path_for", "read_tuned", "tuned_folder", "tuned_key", "tuned_keys", "write_tuned"]
 
 _VERSION = 1
 
@@ -30,7 +30,8 @@ def tuned_key(dataset: str, machine: Machine) -> str:
 
     Args:
         dataset: The digest of a store or the fingerprint of a dataset.
-        machine: Where it was, or is to be, used. What changes from run to run does not count.
+        machine: Where it was, or is to be, used. What changes from run to run does not count. Its
+            CPUs are those of one rank: what is best for one alone is too much for each of several.
 
     Raises:
         OptionError: ``dataset`` is empty.
@@ -45,6 +46,24 @@ def tuned_key(dataset: str, machine: Machine) -> str:
         f"{found.count} {found.kind}" if found is not None else "",
     ]
     return f"{dataset} on {', '.join(part for part in parts if part)}"
+
+
+def tuned_keys(dataset: str, environ: Mapping[str, str] | None = None) -> list[str]:
+    """Return what plans are kept for a dataset, on whatever machines.
+
+    Args:
+        dataset: The digest of a store or the fingerprint of a dataset.
+        environ: Environment variables; None takes those of this process.
+    """
+    found = []
+    for path in tuned_folder(environ).glob("[!.]*.json"):
+        try:
+            key = json.loads(path.read_text(encoding="utf-8"))["key"]
+        except (OSError, ValueError, LookupError, TypeError):
+            continue
+        if isinstance(key, str) and key.startswith(f"{dataset} on "):
+            found.append(key)
+    return sorted(found)
 
 
 def tuned_folder(environ: Mapping[str, str] | None = None) -> Path:
