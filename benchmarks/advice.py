@@ -1,6 +1,6 @@
 """Is what ``bench`` says true, and is what ``tune`` chooses never slower?
 
-Measured, on a store of the photos with a random crop: the samples per second that ``bench``
+Measured: on a store of the photos with a random crop: the samples per second that ``bench``
 expects of 2 and 4 workers when it has seen one, against what the loader then gives with as many;
 and, in ten runs of ``tune``, the rate of the plan that was taken over that of the default plan,
 in four pairs of trials afterwards (1 where the default plan was taken itself).

@@ -1,6 +1,6 @@
 """Is ``max_memory`` kept while training, and what does a plain ``DataLoader`` take for the same?
 
-Measured, from outside, every 50 ms: the memory of the training process and all below it, as
+Measured: from outside, every 50 ms: the memory of the training process and all below it, as
 proportional memory (PSS) in all, and the part of it that the kernel cannot take back (anonymous and
 shm); the peak of both. Batches on their way are shared memory that no process may have touched:
 files there that any of them holds open are counted whole, and once. Two jobs: the photos with a

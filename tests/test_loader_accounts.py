@@ -114,7 +114,7 @@ def test_a_shared_tensor_counts_once() -> None:
         next(batches)
     for uses in (made.memory().processes, ProcessTree().exact()):
         shared = sum((use.memory.shared_memory or 0) + use.waiting for use in uses)
-        assert shared == pytest.approx(60 * MB, abs=4 * MB)
+        assert shared == pytest.approx(60 * MB, abs=12 * MB)
 
 
 @LINUX
