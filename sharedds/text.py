@@ -1,8 +1,17 @@
-"""Text that any terminal, log or file can take."""
+"""Text that any terminal, log or file can take, and sizes as people read them."""
 
 from __future__ import annotations
 
-__all__ = ["printable"]
+__all__ = ["decimal_size", "printable"]
+
+
+def decimal_size(size: float) -> str:
+    """Return a size such as ``1.2 GB``; units are powers of 1000."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:,.1f} {unit}"
+        size /= 1000
+    return f"{size:,.1f} TB"
 
 
 def printable(text: str, encoding: str | None = None) -> str:

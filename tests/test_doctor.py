@@ -23,7 +23,7 @@ from sharedds.datasets import LazyDataset
 from sharedds.diagnose import doctor as module
 from sharedds.diagnose.doctor import doctor
 from sharedds.diagnose.growth import Growth, growth_of, may_grow
-from sharedds.diagnose.html import as_html, require_plots
+from sharedds.diagnose.html import as_html
 from sharedds.diagnose.report import DoctorReport, size_text
 from sharedds.diagnose.target import Target
 from sharedds.diagnose.trial import MemoryPoint, Trial, TrialOptions, run_trial
@@ -410,10 +410,6 @@ def test_without_matplotlib_the_page_is_one_clear_error(
 
 def test_the_page_holds_everything_and_needs_nothing(made_up: Callable[..., None]) -> None:
     """Verdict, prices, a line for each worker of each trial, and no address of anything else."""
-    try:
-        require_plots()
-    except MissingExtraError:
-        pytest.skip("matplotlib is not installed")
     report = report_of(made_up)
     page = as_html(report)
     assert page == as_html(report)

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from machines import GIB, mount_line, write_machine
 
@@ -352,7 +353,6 @@ NAMES = (
 def test_the_real_machine_answers() -> None:
     """Wherever this runs; here, files and the system agree."""
     found = sharedds.machine(Path(__file__))
-    psutil = pytest.importorskip("psutil")
     assert 1 <= found.cpus.count <= psutil.cpu_count()
     assert found.memory.total == psutil.virtual_memory().total
     assert found.memory.available is not None

@@ -278,7 +278,7 @@ def test_the_limit_is_raised_within_reason(
     soft: int, hard: int, raised: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the hard limit, but not without end; never lowered."""
-    resource = pytest.importorskip("resource")
+    resource = pytest.importorskip("resource", reason="there are no such limits on Windows")
     state = [soft, hard]
     monkeypatch.setattr(resource, "getrlimit", lambda which: tuple(state))
     monkeypatch.setattr(
@@ -292,7 +292,7 @@ def test_the_limit_is_raised_within_reason(
 
 def test_less_is_tried_where_the_system_grants_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hard limit is not always what can be reached."""
-    resource = pytest.importorskip("resource")
+    resource = pytest.importorskip("resource", reason="there are no such limits on Windows")
     state = [256, -1]
 
     def grant(which: int, pair: tuple[int, int]) -> None:
@@ -309,7 +309,7 @@ def test_less_is_tried_where_the_system_grants_less(monkeypatch: pytest.MonkeyPa
 
 def test_a_limit_that_cannot_be_raised_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some systems refuse what they call allowed."""
-    resource = pytest.importorskip("resource")
+    resource = pytest.importorskip("resource", reason="there are no such limits on Windows")
 
     def refuse(which: int, pair: tuple[int, int]) -> None:
         raise ValueError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import sys
 import traceback
@@ -138,7 +139,7 @@ class _Page:
     def __init__(self, path: str | None) -> None:
         self.path = None if path is None else os.path.realpath(path)
         self.name = path
-        self.part = None if self.path is None else f"{self.path}.{os.getpid()}.part"
+        self.part = None if self.path is None else f"{self.path}.{secrets.token_hex(4)}.part"
         if self.path is not None and os.path.exists(self.path) and not os.path.isfile(self.path):
             self.part = self.path  # a device or a pipe
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sharedds.cli.text import Table, decimal_size, echo, shares
+from sharedds.cli.text import Table, echo, shares
+from sharedds.text import decimal_size
 
 if TYPE_CHECKING:
     from sharedds.store import StoreInfo, VerifyReport

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sharedds.cli.text import Table, complain, decimal_size, echo, note, shares
+from sharedds.cli.text import Table, complain, echo, note, shares
 from sharedds.cli.values import color, pixels, size
+from sharedds.text import decimal_size
 
 if TYPE_CHECKING:
     from sharedds.ingest import PackReport

@@ -13,7 +13,7 @@ import click
 
 from sharedds.text import printable
 
-__all__ = ["Table", "complain", "decimal_size", "echo", "note", "shares", "silence"]
+__all__ = ["Table", "complain", "echo", "note", "shares", "silence"]
 
 
 def _write(text: str, stream: TextIO | None) -> None:
@@ -61,15 +61,6 @@ def complain(text: str) -> None:
 def note(text: str) -> None:
     """Print something that a person should know, on stderr."""
     complain(f"note: {text}")
-
-
-def decimal_size(size: float) -> str:
-    """Return a size such as ``1.2 GB``; units are powers of 1000."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:,.1f} {unit}"
-        size /= 1000
-    return f"{size:,.1f} TB"
 
 
 def shares(counts: Mapping[str, int]) -> str:

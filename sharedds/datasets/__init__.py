@@ -5,8 +5,9 @@ Each is loaded when first used: a worker that unpickles a ``LazyDataset`` needs 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sharedds.lazily import loaded_on_first_use
 
 if TYPE_CHECKING:
     from sharedds.datasets.images import ImageDataset
@@ -32,11 +33,4 @@ _HOMES = {
     "concat": "indexed",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Load a dataset on first use (PEP 562)."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'sharedds.datasets' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"sharedds.datasets.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = loaded_on_first_use(__name__, _HOMES)

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import xxhash
-from torch.utils.data import ConcatDataset as JoinedByTorch
-from torch.utils.data import Dataset, IterableDataset, Subset
+from torch.utils.data import Dataset, IterableDataset
 
+from sharedds.datasets.offers import tell_epoch
 from sharedds.datasets.randomness import (
     batch_generators,
     keys_of_batch,
@@ -309,7 +309,7 @@ class ConcatDataset(IndexedDataset[T]):
     def set_epoch(self, epoch: int) -> None:
         """Tell each dataset that wants to know which epoch begins; a loader calls this."""
         for part in self.datasets:
-            _tell_epoch(part, epoch)
+            tell_epoch(part, epoch)
 
     def key(self, index: SupportsIndex) -> str:
         """Return the name that a sample has in the dataset it lies in."""
@@ -324,17 +324,6 @@ class ConcatDataset(IndexedDataset[T]):
 
     def __repr__(self) -> str:
         return f"ConcatDataset({', '.join(type(part).__name__ for part in self.datasets)})"
-
-
-def _tell_epoch(part: Any, epoch: int) -> None:
-    set_epoch = getattr(part, "set_epoch", None)
-    if callable(set_epoch):
-        set_epoch(epoch)
-    elif isinstance(part, Subset):
-        _tell_epoch(part.dataset, epoch)
-    elif isinstance(part, JoinedByTorch):
-        for inner in part.datasets:
-            _tell_epoch(inner, epoch)
 
 
 def _reads_batches(part: Any) -> bool:

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from sharedds.diagnose.containers import CONTAINERS, first_items, is_a, is_exactly
+from sharedds.generators.held import names_used
 
 __all__ = [
     "FEW_ITEMS",
@@ -218,7 +219,7 @@ def _of_function(path: str, function: types.FunctionType, via: str) -> Iterator[
     yield Part(f"{path}.__defaults__", function.__defaults__, via)
     if _is_library(str(function.__module__)):
         return
-    for name in _names(function.__code__):
+    for name in names_used(function.__code__):
         value = function.__globals__.get(name)
         if not is_a(value, _PLAIN):
             yield Part(f"global {name!r} of {function.__module__}", value, "global")
@@ -226,16 +227,8 @@ def _of_function(path: str, function: types.FunctionType, via: str) -> Iterator[
 
 def modules_used(function: types.FunctionType) -> set[str]:
     """Return the names of the modules that the code of a function uses."""
-    values: Iterator[Any] = (function.__globals__.get(n) for n in _names(function.__code__))
+    values: Iterator[Any] = (function.__globals__.get(n) for n in names_used(function.__code__))
     return {value.__name__ for value in values if is_a(value, types.ModuleType)}
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    """The names of globals in some code, also in the comprehensions and lambdas in it."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
 
 
 def _is_library(module: str) -> bool:

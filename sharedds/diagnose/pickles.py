@@ -21,7 +21,7 @@ import torch
 from sharedds.diagnose.containers import is_a, is_exactly
 from sharedds.diagnose.graph import attributes
 from sharedds.diagnose.prices import Pricer
-from sharedds.workers.transport import _Pickler
+from sharedds.workers.transport import ValuePickler
 
 __all__ = ["PIPE", "PickleSize", "pickle_size"]
 
@@ -140,7 +140,7 @@ class _ByReference(ForkingPickler):
         return NotImplemented if found is None else found
 
 
-class _ByValue(_Pickler):
+class _ByValue(ValuePickler):
     counter: _Counter
 
     def reducer_override(self, obj: Any) -> Any:

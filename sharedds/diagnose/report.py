@@ -12,7 +12,7 @@ from sharedds.diagnose.hazards import Hazard
 from sharedds.diagnose.pickles import PIPE, PickleSize
 from sharedds.diagnose.trial import Trial
 from sharedds.host.machine import Machine
-from sharedds.text import printable
+from sharedds.text import decimal_size, printable
 
 __all__ = [
     "HAZARD_HEADER",
@@ -316,14 +316,8 @@ def remarks(report: DoctorReport) -> list[str]:
 
 
 def size_text(size: float) -> str:
-    """Return a size such as ``1.2 GB``; units are powers of 1000."""
-    if abs(size) < 1000:
-        return f"{size:,.0f} bytes" if size else "0"
-    for unit in ("kB", "MB"):
-        size /= 1000
-        if abs(size) < 1000:
-            return f"{size:,.1f} {unit}"
-    return f"{size / 1000:,.1f} GB"
+    """Return a size such as ``1.2 GB``, and ``0`` without a unit."""
+    return decimal_size(size) if size else "0"
 
 
 def _signed(size: int) -> str:

@@ -297,7 +297,7 @@ def _module(name: str) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        del sys.modules[own]
+        sys.modules.pop(own, None)  # it may have gone by itself
         raise
     if is_taken:  # no worker could import it under its own name
         cloudpickle.register_pickle_by_value(module)

@@ -29,7 +29,7 @@ from torch.utils.data import Dataset
 
 from sharedds.order import SampleKey
 
-__all__ = ["HeldGenerators"]
+__all__ = ["HeldGenerators", "names_used"]
 
 #: Called for the object as it is now: some libraries replace their generators as they run.
 _Getter = Callable[[], Any]
@@ -197,17 +197,17 @@ def _function_parts(function: types.FunctionType) -> Iterator[tuple[str, _Getter
     yield ".__kwdefaults__", _constant(function.__kwdefaults__)
     if str(function.__module__).partition(".")[0] in _LIBRARIES:
         return
-    for name in _names(function.__code__):
+    for name in names_used(function.__code__):
         if _may_hold(function.__globals__.get(name)):
             yield f"<{name}>", functools.partial(function.__globals__.get, name)
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
+def names_used(code: types.CodeType) -> Iterator[str]:
     """The names of globals in some code, also in the comprehensions and lambdas in it."""
     yield from code.co_names
     for part in code.co_consts:
         if isinstance(part, types.CodeType):
-            yield from _names(part)
+            yield from names_used(part)
 
 
 def _may_hold(value: object) -> bool:

@@ -6,8 +6,9 @@ by :func:`sharedds.host.machine.machine`.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sharedds.lazily import loaded_on_first_use
 
 if TYPE_CHECKING:
     from sharedds.host.accelerator import Accelerator
@@ -53,11 +54,4 @@ _HOMES = {
     "usable_cpus": "cpus",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Load a part on first use (PEP 562)."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'sharedds.host' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"sharedds.host.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = loaded_on_first_use(__name__, _HOMES)

@@ -5,8 +5,9 @@ Each name is loaded when first used: a worker needs the reader of samples, not t
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sharedds.lazily import loaded_on_first_use
 
 if TYPE_CHECKING:
     from sharedds.loader.build import build_loader
@@ -23,11 +24,4 @@ _HOMES = {
     "build_loader": "build",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Load a part on first use (PEP 562)."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'sharedds.loader' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"sharedds.loader.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = loaded_on_first_use(__name__, _HOMES)

@@ -14,6 +14,7 @@ from typing import Any
 from sharedds.errors import OptionError
 from sharedds.host.machine import Machine
 from sharedds.loader.known import DatasetFacts, LoaderFacts, whole_number
+from sharedds.text import decimal_size
 
 __all__ = [
     "SERVER_BYTES",
@@ -24,7 +25,6 @@ __all__ = [
     "limit_text",
     "parse_memory",
     "rounded_for_pinning",
-    "size_text",
 ]
 
 #: Private memory (USS) of a worker that has loaded nothing yet, by the way it starts.
@@ -213,21 +213,12 @@ def rounded_for_pinning(size: int) -> int:
     return 1 << (size - 1).bit_length() if size > 0 else 0
 
 
-def size_text(size: float) -> str:
-    """Return a size such as ``1.2 GB``; units are powers of 1000."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:,.1f} {unit}"
-        size /= 1000
-    return f"{size:,.1f} TB"
-
-
 def limit_text(limit: int) -> str:
     """Return a limit as people write it: ``2 GiB (2.1 GB)`` if it is a round number of MiB."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
         if limit % (1 << 20) == 0 and limit >= size:
-            return f"{limit / size:g} {unit} ({size_text(limit)})"
-    return size_text(limit)
+            return f"{limit / size:g} {unit} ({decimal_size(limit)})"
+    return decimal_size(limit)
 
 
 def _loading(batch_size: int, dataset: DatasetFacts) -> int:

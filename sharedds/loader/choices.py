@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from sharedds.errors import OptionError
 from sharedds.host.starting import FORK_AFTER_CUDA
-from sharedds.loader.budget import size_text
 from sharedds.loader.known import (
     ENGINES,
     Choice,
@@ -19,6 +18,7 @@ from sharedds.loader.known import (
     truth,
     whole_number,
 )
+from sharedds.text import decimal_size
 
 __all__ = [
     "MOST_WORKERS_ON_FAST_STORAGE",
@@ -143,7 +143,7 @@ def _usual_workers(facts: LoaderFacts, dataset: DatasetFacts) -> Choice[int]:
     record = dataset.record_bytes or 0
     if kind == "spinning" and record >= _LARGE_RECORD and wanted > _WORKERS_ON_SPINNING:
         reason = (
-            f"a spinning disk reads records of {size_text(record)} best one after another; more "
+            f"a spinning disk reads records of {decimal_size(record)} best one after another; more "
             "workers would make it jump"
         )
         return Choice(_WORKERS_ON_SPINNING, reason, "storage")
@@ -242,12 +242,12 @@ def choose_prefetch(
     if size is None:
         return Choice(_PREFETCH, "the usual: the size of a sample is not known")
     if size >= _LARGE_SAMPLE:
-        reason = f"one ahead is enough: a sample takes {size_text(size)}"
+        reason = f"one ahead is enough: a sample takes {decimal_size(size)}"
         return Choice(1, reason, "sample size")
     batch = max(1, size * (dataset.batch_size or 1))
     number = min(_MOST_PREFETCH, max(_PREFETCH, _AHEAD_OF_WORKER // batch))
     smooth = "small ones are cheap to keep ready" if number > _PREFETCH else "large batches"
-    return Choice(number, f"batches of {size_text(batch)}: {smooth}", "sample size")
+    return Choice(number, f"batches of {decimal_size(batch)}: {smooth}", "sample size")
 
 
 def choose_pinning(
@@ -279,7 +279,7 @@ def choose_read_ahead(dataset: DatasetFacts) -> Choice[int]:
     most = _MOST_ASKED_OF_NETWORK if kind == "network" else _MOST_ASKED_FOR
     if record and record * batch > most:
         number = max(1, min(batch, most // record))
-        reason = f"records of {size_text(record)}: so many are {size_text(number * record)}"
+        reason = f"records of {decimal_size(record)}: so many are {decimal_size(number * record)}"
         return Choice(number, reason, "record size")
     reasons = {
         "ssd": "an SSD serves many reads at once",

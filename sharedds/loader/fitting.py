@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 
 from sharedds.errors import OptionError
 from sharedds.host.shared import SHARED_MEMORY
-from sharedds.loader.budget import Shape, estimate_memory, limit_text, size_text
+from sharedds.loader.budget import Shape, estimate_memory, limit_text
 from sharedds.loader.known import DatasetFacts, LoaderFacts, LoaderRequest, counted
+from sharedds.text import decimal_size
 
 __all__ = ["Bound", "Fitted", "bounds_of", "fit", "fits", "overfull"]
 
@@ -53,7 +54,7 @@ class Bound:
     need: Callable[[Shape], int]
     said: str
     is_hard: bool = True
-    text: Callable[[float], str] = size_text
+    text: Callable[[float], str] = decimal_size
     advice: str = ""
     least_workers: int = 0
     otherwise: str = ""
@@ -94,9 +95,9 @@ def bounds_of(
                     name=SHARED_MEMORY,
                     room=int(free * _SHARE_USED),
                     need=lambda s: s.batches * s.batch_size * size if s.num_workers else 0,
-                    said=f"{SHARED_MEMORY} has {size_text(free)} free{for_each}",
+                    said=f"{SHARED_MEMORY} has {decimal_size(free)} free{for_each}",
                     is_hard=False,
-                    text=lambda need: f"{size_text(need)}; {_THROUGH_PIPE}",
+                    text=lambda need: f"{decimal_size(need)}; {_THROUGH_PIPE}",
                     least_workers=1,
                     otherwise=_THROUGH_PIPE,
                 )
@@ -116,7 +117,7 @@ def bounds_of(
                 need=lambda s: (
                     estimate_memory(s, held, dataset).total if size or s.num_workers > 1 else 0
                 ),
-                said=f"{size_text(left)} of memory are left{for_each}",
+                said=f"{decimal_size(left)} of memory are left{for_each}",
                 is_hard=False,
             )
         )
@@ -276,7 +277,7 @@ def _nearest(wanted: Shape, bounds: tuple[Bound, ...], bound: Bound, facts: Load
     single = replace(free[-1], batch_size=1)
     held = ""
     if bound.name == "max_memory" and facts.trainer_bytes:
-        held = f", of which this process has {size_text(facts.trainer_bytes)} already"
+        held = f", of which this process has {decimal_size(facts.trainer_bytes)} already"
     needs = bound.text(bound.need(single))
     return f"{_NOTHING}: batch_size=1 with num_workers=0 takes {needs}{held}"
 

@@ -106,7 +106,6 @@ class DatasetFacts:
         worker_bytes: Private memory (USS) of a worker that has loaded batches of ``batch_size``.
         loading_bytes: What loading such a batch adds to a process at most: samples that are not
             collated yet, and what decoding them takes.
-        sample_seconds: What one sample takes to load, in one worker.
         storage: Where the samples are read from.
         source: Where the sizes are known from: "measured in a worker", "told by the dataset", ...
     """
@@ -120,7 +119,6 @@ class DatasetFacts:
     record_bytes: int | None = None
     worker_bytes: int | None = None
     loading_bytes: int | None = None
-    sample_seconds: float | None = None
     storage: Storage | None = None
     source: str = ""
 

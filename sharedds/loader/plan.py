@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from sharedds.errors import OptionError
-from sharedds.loader.budget import MemoryEstimate, Shape, estimate_memory, limit_text, size_text
+from sharedds.loader.budget import MemoryEstimate, Shape, estimate_memory, limit_text
 from sharedds.loader.choices import (
     choose_engine,
     choose_persistence,
@@ -38,6 +38,7 @@ from sharedds.loader.known import (
     whole_number,
 )
 from sharedds.loader.screen import memory_lines, plan_lines, screen_width
+from sharedds.text import decimal_size
 
 __all__ = [
     "ENGINES",
@@ -299,7 +300,7 @@ def _memory_choice(
         return Choice(request.max_memory, f"{said}; what a sample takes is not known", "request")
     source = f", {dataset.source}" if dataset.source else ""
     count = counted(fitted.shape.batches if fitted.shape.num_workers else 3, "batch")
-    reason = f"{said}; holds {count} of {size_text(size * fitted.shape.batch_size)}{source}"
+    reason = f"{said}; holds {count} of {decimal_size(size * fitted.shape.batch_size)}{source}"
     return Choice(request.max_memory, reason, "request")
 
 

@@ -71,7 +71,6 @@ class Measured:
             tensor_bytes=self.tensor_bytes,
             worker_bytes=worker,
             loading_bytes=self.loading_bytes,
-            sample_seconds=self.sample_seconds,
             source=f"measured in a worker ({self.samples} samples)",
         )
 

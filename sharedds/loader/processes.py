@@ -154,13 +154,10 @@ class ProcessIterator(_MultiProcessingDataLoaderIter):
         try:
             self.in_flight.check()
             data = super()._next_data()  # type: ignore[no-untyped-call]
-        except MemoryBudgetError:
-            self._end_workers(SHORT_GRACE)
-            raise
-        except Exception:
-            raise
-        except BaseException:  # Ctrl-C: torch's accounts may be half done
-            self._end_workers(SHORT_GRACE)
+        except BaseException as error:
+            # After Ctrl-C torch's accounts may be half done; errors of samples end nothing.
+            if isinstance(error, MemoryBudgetError) or not isinstance(error, Exception):
+                self._end_workers(SHORT_GRACE)
             raise
         return self._received(data)
 

@@ -19,12 +19,12 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from sharedds.datasets.offers import adviser, reads_batches, tell_epoch
 from sharedds.errors import SampleError, SchemaError
 from sharedds.generators.held import HeldGenerators
 from sharedds.generators.seeding import GlobalSeeding, kept_globals
 from sharedds.generators.sparing import SparingSeeding
 from sharedds.loader.failures import ErrorPolicy, has_failures
-from sharedds.loader.offers import adviser, reads_batches, tell_epoch
 from sharedds.order import Batch, SampleKey, keys_in_turn, using_key, using_keys
 
 __all__ = ["SampleReader", "WorkerStart"]

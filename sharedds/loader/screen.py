@@ -6,8 +6,9 @@ import shutil
 import textwrap
 from collections.abc import Iterable
 
-from sharedds.loader.budget import MemoryEstimate, limit_text, size_text
+from sharedds.loader.budget import MemoryEstimate, limit_text
 from sharedds.loader.known import counted
+from sharedds.text import decimal_size
 
 __all__ = ["memory_lines", "plan_lines", "screen_width"]
 
@@ -66,7 +67,7 @@ def memory_lines(
         why = "the libraries that workers share" if is_forkserver else "resource tracker"
         rows.append((name, estimate.server, why))
     if num_workers:
-        each = f"{size_text(estimate.workers / num_workers)} each, with the samples it collates"
+        each = f"{decimal_size(estimate.workers / num_workers)} each, with the samples it collates"
         rows.append((counted(num_workers, "worker"), estimate.workers, each))
     rows.append((counted(batches, "batch"), estimate.in_flight, "made, ready or handed out"))
     if estimate.pinned:
@@ -75,7 +76,7 @@ def memory_lines(
     if estimate.trainer is None:
         of = of or "without this process"
     rows.append(("in all", estimate.total, of))
-    figures = [("not measured" if n is None else size_text(n)) for _, n, _ in rows]
+    figures = [("not measured" if n is None else decimal_size(n)) for _, n, _ in rows]
     wide = max(map(len, figures))
     return [
         f"  {name:<{_NAME}}  {figure:>{wide}}  {why}".rstrip()

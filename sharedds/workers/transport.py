@@ -27,7 +27,7 @@ import cloudpickle
 
 from sharedds.errors import OptionError, SharedDSError, WorkerError
 
-__all__ = ["ReceivedCall", "SealedCall", "explain"]
+__all__ = ["ReceivedCall", "SealedCall", "ValuePickler", "explain"]
 
 _PLUMBING = (
     *(int, float, str, bytes, type(None)),
@@ -44,7 +44,7 @@ _kept_main_modules: list[types.ModuleType | None] = []
 # --- pickling by value ---------------------------------------------------------------------------
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle, which also sends queues, connections and tensors as multiprocessing does."""
 
     def __init__(self, file: io.BytesIO) -> None:
@@ -63,6 +63,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.globals_ref[id(vars(self.main))] = _MainGlobals()
 
     def reducer_override(self, obj: Any) -> Any:
+        """Note what is of the main module; pickle as cloudpickle does."""
         if isinstance(obj, (type, types.FunctionType)):
             name = obj.__qualname__
             if obj.__module__ == "__main__" and vars(self.main).get(name) is obj:
@@ -96,7 +97,7 @@ def _renew_main_module(facts: dict[str, Any]) -> dict[str, Any]:
 def _dumps(obj: Any) -> bytes:
     """Pickle by value; :func:`_loads` reads it in another process."""
     file = io.BytesIO()
-    pickler = _Pickler(file)
+    pickler = ValuePickler(file)
     pickler.dump(obj)
     # A second pickle that shares the memo of the first: the names, known only now.
     pickler.dump(dict(pickler.names))
