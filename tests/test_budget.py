@@ -314,3 +314,11 @@ def test_the_nearest_plan_that_a_refusal_names_fits(
         if "without persistent_workers" in text:
             changes["persistent_workers"] = None
         assert planned(replace(request, **changes), facts, smaller) is not None
+
+
+def test_a_nearest_plan_without_workers_drops_what_needs_them() -> None:
+    """Persistent workers that were asked for are named as what has to go."""
+    facts = LoaderFacts(cpus=1, batches=None, start_methods=("fork",), descriptors=0)
+    request = LoaderRequest(num_workers=1, persistent_workers=True)
+    with pytest.raises(OptionError, match=r"num_workers=0.*, without persistent_workers"):
+        make_plan(request, facts, DatasetFacts())

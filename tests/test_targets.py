@@ -236,3 +236,13 @@ def test_a_loader_in_python_is_a_target() -> None:
 def test_arrays_are_datasets() -> None:
     """Whatever has a length and items by number."""
     assert len(load_target(np.arange(4)).open().dataset) == 4
+
+
+@pytest.mark.parametrize("code", ["", "del sys.modules[__name__]\n"], ids=["stays", "goes"])
+def test_a_file_that_fails_is_not_left_half_loaded(code: str, tmp_path: Path) -> None:
+    """Its own error is what is told, also where it has taken itself away."""
+    file = tmp_path / "half_loaded_target.py"
+    file.write_text(f"import sys\n{code}raise RuntimeError('no data here')\n")
+    with pytest.raises(OptionError, match="no data here"):
+        load_target(f"{file}:data").open()
+    assert "half_loaded_target" not in sys.modules
