@@ -226,6 +226,18 @@ def test_batches_can_be_kept_without_end() -> None:
     assert "ulimit -n" in text
 
 
+def test_a_shortage_that_comes_and_goes_is_told_once() -> None:
+    """Descriptors that are given back end the copying, and the next shortage is no news."""
+    keeper = DescriptorKeeper(limit=2)
+    assert keeper.keep(torch.zeros(3))
+    keeper.limit = 1 << 30
+    assert not keeper.keep(torch.zeros(3))
+    assert not keeper.is_short
+    keeper.limit, keeper._until_count = 2, 0
+    assert not keeper.keep(torch.zeros(3))
+    assert keeper.is_short
+
+
 def test_the_limit_of_descriptors_is_raised() -> None:
     """As far as the process may: then nothing needs to be copied, and nothing is told."""
     count, warned = python(KEEPING, "ours", "128", "4096").stdout.split()

@@ -309,6 +309,7 @@ class DescriptorKeeper:
     limit: int | None = field(default_factory=open_files_limit)
     is_short: bool = False
     _until_count: int = 0
+    _is_told: bool = False
 
     def keep(self, batch: Any) -> bool:
         """Copy the tensors of a batch if descriptors are short.
@@ -319,7 +320,6 @@ class DescriptorKeeper:
         self._until_count -= 1
         if self.limit is None or self.limit <= 0:
             return False
-        was_short = self.is_short
         if self._until_count <= 0:
             try:
                 taken = len(os.listdir("/proc/self/fd"))
@@ -333,7 +333,9 @@ class DescriptorKeeper:
             copies: dict[int, torch.UntypedStorage] = {}
             for tensor in tensors_of(batch):
                 _copy_out(tensor, copies)
-        return self.is_short and not was_short
+        is_first = self.is_short and not self._is_told
+        self._is_told |= is_first
+        return is_first
 
 
 def _copy_out(tensor: torch.Tensor, copies: dict[int, torch.UntypedStorage]) -> None:
