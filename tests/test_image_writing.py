@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 import numpy as np
 import pytest
+import simplejpeg
 from pictures import (
     Array,
     noise,
@@ -17,7 +19,8 @@ from PIL import Image
 from processes import python
 
 from sharedds.codecs import decode, encode_image, encode_jpeg, png_writer, probe, resize
-from sharedds.errors import OptionError
+from sharedds.codecs.tiff_plain import plain_pixels
+from sharedds.errors import DecodeError, ImageTooLargeError, OptionError
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -28,6 +31,75 @@ def test_jpeg_round_trip_is_close(channels: int) -> None:
         again = decode(encode_jpeg(array, quality=quality), mode="keep")
         assert again.shape == array.shape
         assert np.abs(again.astype(int) - array).mean() < 4
+
+
+@pytest.mark.parametrize(
+    ("quality", "chroma", "halved"),
+    [(90, "auto", True), (95, "auto", False), (95, "420", True), (50, "444", False)],
+)
+def test_jpeg_stores_colour_at_half_or_full_resolution(
+    quality: int, chroma: str, halved: bool
+) -> None:
+    """As asked, or by the quality; stripes of colour survive only at full resolution."""
+    stripes = np.full((64, 64, 3), 100, np.uint8)
+    stripes[:, ::2] = (200, 60, 100)  # nearly the same luma
+    data = encode_jpeg(stripes, quality=quality, chroma=chroma)
+    assert simplejpeg.decode_jpeg_header(data)[3] == ("420" if halved else "444")
+    error = np.abs(decode(data).astype(int) - stripes).mean()
+    assert (error > 20) == halved
+
+
+def test_jpeg_refuses_another_chroma() -> None:
+    """Also for grey pictures, which have none."""
+    with pytest.raises(OptionError, match="chroma='422': choose one of auto, 444, 420"):
+        encode_jpeg(np.zeros((4, 4), np.uint8), chroma="422")
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pixels_as_they_are_make_a_tiff_that_any_program_reads(channels: int) -> None:
+    """Pillow finds the same pixels, and it is not compressed."""
+    array = noise(13, 9, channels)
+    data = encode_image(array, "tiff")
+    with Image.open(io.BytesIO(data)) as image:
+        image.load()
+        assert image.mode == ("L" if channels == 1 else "RGB")
+        assert image.info["compression"] == "raw"
+        np.testing.assert_array_equal(np.asarray(image).reshape(array.shape), array)
+    header = probe(data, max_pixels=None)
+    assert (header.height, header.width, header.channels, header.bits) == (13, 9, channels, 8)
+    assert (header.format, header.orientation, header.frames) == ("tiff", 1, 1)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "keep"])
+def test_pixels_as_they_are_read_like_any_other_tiff(channels: int, mode: str) -> None:
+    """The short way gives what the long one gives: here the same file with a byte after it."""
+    data = encode_image(noise(13, 9, channels), "tiff")
+    assert plain_pixels(data) is not None
+    assert plain_pixels(data + b"\0") is None
+    long, short = decode(data + b"\0", mode=mode), decode(data, mode=mode)
+    np.testing.assert_array_equal(short, long)
+    assert short.flags.writeable
+    assert probe(data, max_pixels=None) == probe(data + b"\0", max_pixels=None)
+
+
+@pytest.mark.parametrize("at", range(0, 192, 2))
+def test_any_other_beginning_is_not_taken_for_pixels_as_they_are(at: int) -> None:
+    """Each byte of the directory counts; what differs goes the long way, which checks it."""
+    data = bytearray(encode_image(noise(13, 9, 3), "tiff"))
+    data[at] ^= 1
+    assert plain_pixels(bytes(data)) is None
+
+
+def test_pixels_as_they_are_are_refused_by_their_number() -> None:
+    """Before anything is done with them."""
+    data = encode_image(noise(40, 30, 3), "tiff")
+    with pytest.raises(ImageTooLargeError, match="1,200 pixels"):
+        decode(data, max_pixels=1199)
+    with pytest.raises(DecodeError, match="truncated: its pixels end at byte 3792, there are 3791"):
+        decode(data[:-1])
+    with Image.open(io.BytesIO(data[:-1])) as image, pytest.raises(OSError, match="truncated"):
+        image.load()
 
 
 def test_jpeg_names_its_longest_side() -> None:
@@ -131,7 +203,8 @@ def test_webp_is_lossless_unless_a_quality_is_given(channels: int) -> None:
 @pytest.mark.parametrize(
     ("shape", "format", "words"),
     [
-        ((4, 4, 3), "tiff", "png, webp or jpeg"),
+        ((4, 4, 3), "bmp", "png, webp, jpeg or tiff"),
+        ((4, 4, 2), "tiff", "1 or 3 channels"),
         ((4, 20_000, 3), "webp", "16,383"),
         ((4, 4, 1), "webp", "3 or 4 channels"),
         ((4, 4, 5), "png", "1 to 4 channels"),

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pictures
 import pytest
+import simplejpeg
 from packing import entries, events, image, jpeg, pack_files, put, row, run_script
 from PIL import Image, ImageOps
 
 from sharedds.codecs import probe, resize
-from sharedds.errors import SourceError
+from sharedds.errors import OptionError, SourceError
 from sharedds.ingest import images, pack
 from sharedds.store import Store
 
@@ -123,6 +124,70 @@ def test_webp_is_without_loss_whatever_the_quality(tmp_path: Path) -> None:
     files = {"a/x.png": pictures.save(Image.fromarray(noise), "PNG")}
     report = pack_files(tmp_path, files, codec="webp", quality=1)
     assert np.array_equal(image(report, "a/x.png"), noise)
+
+
+@pytest.mark.parametrize(("chroma", "stored"), [("auto", "420"), ("444", "444")])
+def test_the_resolution_of_colour_can_be_chosen(tmp_path: Path, chroma: Any, stored: str) -> None:
+    """Of JPEG; half below quality 95 unless told otherwise."""
+    files = {"a/x.png": pictures.save(pictures.smooth(), "PNG")}
+    report = pack_files(tmp_path, files, codec="jpeg", chroma=chroma)
+    data = Store(report.path).read("image", 0)
+    assert simplejpeg.decode_jpeg_header(data)[3] == stored
+
+
+# --- some pictures as pixels ---------------------------------------------------------------------
+
+
+def test_a_share_of_the_pictures_is_stored_as_pixels(tmp_path: Path) -> None:
+    """About as many as asked, the same again, exactly as they were decoded; the others are JPEG."""
+    files = {f"a/{n:03d}.png": pictures.save(pictures.smooth(20, 10 + n), "PNG") for n in range(99)}
+    report = pack_files(tmp_path, files, codec="jpeg", raw_share=0.3)
+    counts = report.content["format"]
+    assert set(counts) == {"jpeg", "tiff"}
+    assert 15 <= counts["tiff"] <= 45
+    digest = report.digest
+    assert pack_files(tmp_path, files, codec="jpeg", raw_share=0.3, workers=3).digest == digest
+    for key, data in files.items():
+        if row(report, key)["format"] == "tiff":
+            assert np.array_equal(image(report, key), pictures.opened(data))
+    assert pack_files(tmp_path, files, codec="jpeg", raw_share=1).content["format"] == {"tiff": 99}
+
+
+def test_equal_files_are_stored_alike_and_found(tmp_path: Path) -> None:
+    """Which are pixels is drawn by content: drawn by name, a copy would differ from its model."""
+    files: dict[str, bytes] = {}
+    for n in range(40):
+        data = pictures.save(pictures.smooth(20, 10 + n), "PNG")
+        files |= {f"a/{n}.png": data, f"b/copy of {n}.png": data}
+    report = pack_files(tmp_path, files, codec="jpeg", raw_share=0.5)
+    assert set(report.content["format"]) == {"jpeg", "tiff"}
+    assert report.duplicate_count == 40
+
+
+def test_small_pictures_are_stored_as_pixels(tmp_path: Path) -> None:
+    """By what their pixels take after they were shrunk, grey ones a third of it."""
+    grey = Image.fromarray(pictures.noise(30, 40))
+    files = {
+        "a/large.png": pictures.save(pictures.smooth(80, 60), "PNG"),
+        "a/small.png": pictures.save(pictures.smooth(40, 30), "PNG"),
+        "a/grey.png": pictures.save(grey, "PNG"),
+    }
+    report = pack_files(tmp_path, files, codec="jpeg", raw_below=40 * 30 * 3)
+    assert [row(report, key)["format"] for key in files] == ["jpeg", "jpeg", "tiff"]
+    assert np.array_equal(image(report, "a/grey.png")[..., 0], np.asarray(grey))
+    report = pack_files(tmp_path, files, codec="jpeg", raw_below=40 * 30 * 3 + 1, max_side=40)
+    assert report.content["format"] == {"tiff": 3}
+
+
+@pytest.mark.parametrize("codec", ["keep", "png", "webp"])
+def test_only_jpeg_is_mixed_with_pixels(tmp_path: Path, codec: Any) -> None:
+    """And shares are from 0 to 1."""
+    for options in ({"raw_share": 0.5}, {"raw_below": 9}):
+        with pytest.raises(OptionError, match="choose that codec"):
+            pack_files(tmp_path, {"a/x.jpg": jpeg()}, codec=codec, **options)
+    for value in (1.5, -1, "0.5", True, float("nan")):
+        with pytest.raises(OptionError, match=r"raw_share .* from 0 to 1"):
+            pack_files(tmp_path, {"a/x.jpg": jpeg()}, codec="jpeg", raw_share=value)
 
 
 def test_the_header_alone_can_be_trusted(tmp_path: Path) -> None:

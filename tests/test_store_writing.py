@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from sharedds.errors import (
     StoreExistsError,
 )
 from sharedds.store import Store, StoreWriter, info, verify
+from sharedds.store.layout import CHUNKS
+from sharedds.store.partial import Partial
 
 REFUSED = [
     ("photo", png(1)),
@@ -338,3 +341,97 @@ def test_sealing_and_verifying_map_only_a_part_of_the_file(tmp_path: Path) -> No
     *guarded, plain = map(int, done.stdout.split())
     assert plain > 90_000_000
     assert max(guarded) < 50_000_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_values_are_found_without_a_look_at_them(tmp_path: Path) -> None:
+    """The tree alone tells where they are; to look at each one maps most of the file."""
+    code = """
+        import os, re, sys
+        from pathlib import Path
+        from sharedds.handles import map_file
+        from sharedds.store import StoreWriter
+        from sharedds.store.layout import CHUNK_KEY, CHUNKS
+        from sharedds.store.pages import Pages
+
+        def mapped():
+            with open("/proc/self/smaps") as file:
+                own = file.read().split(path, 1)[1]
+            return int(re.search(r"Rss:\\s+(\\d+)", own).group(1)) << 10
+
+        path = sys.argv[1]
+        picture = bytes.fromhex(sys.argv[2])
+        with StoreWriter(path, schema={"image": "keep"}) as writer:
+            for i in range(400):
+                writer.add({"image": picture + os.urandom(110_000)})
+        file = map_file(path)
+        pages = Pages(file.view, path)
+        tree = pages.database(CHUNKS)
+        found = []
+        for options in ({"just_written": True}, {}):
+            leaves = list(pages.fixed_items(tree, CHUNK_KEY.size, **options))
+            found.append([part.tolist() for leaf in leaves for part in leaf])
+            print(mapped())
+            file.release(0, file.size)
+        assert found[0] == found[1]
+    """
+    done = python(code, tmp_path / "values.lmdb", jpeg(0).hex())
+    tree_alone, each_value = map(int, done.stdout.split())
+    assert each_value > 20_000_000
+    assert tree_alone < each_value / 4
+
+
+def test_values_are_let_go_as_they_are_put(tmp_path: Path) -> None:
+    """LMDB copies each; kept until the end, all would be there twice."""
+    partial = Partial(str(tmp_path / "x.lmdb"), state=None, columns=("@key",), force=False)
+    left = []
+
+    class Watched(deque[tuple[bytes, bytes]]):
+        def popleft(self) -> tuple[bytes, bytes]:
+            left.append(len(self))
+            return super().popleft()
+
+    items = Watched((b"%04d" % number, bytes(1000)) for number in range(50))
+    partial.put_all(CHUNKS, items, append=True)
+    assert left == list(range(50, 0, -1))
+    assert partial.get(CHUNKS, b"0007") == b""  # not committed yet
+    partial.end()
+    assert partial.get(CHUNKS, b"0007") == bytes(1000)
+    partial.discard()
+
+
+def test_a_long_row_is_stored_as_it_was_when_it_was_given(tmp_path: Path) -> None:
+    """It is copied once, while it is added: what happens to the array later does not matter."""
+    row = np.arange(64 * 64 * 3, dtype=np.int64).astype(np.uint8).reshape(64, 64, 3)
+    turned = row.transpose(1, 0, 2)  # not in one piece
+    with StoreWriter(tmp_path / "x.lmdb", schema={"pixels": "uint8[64, 64, 3]"}) as writer:
+        for array in (row, turned):
+            mine = array.copy("K")
+            writer.add({"pixels": mine})
+            mine[...] = 0
+    store = Store(tmp_path / "x.lmdb")
+    np.testing.assert_array_equal(store.column("pixels")[0], row)
+    np.testing.assert_array_equal(store.column("pixels")[1], turned)
+
+
+def test_keys_are_sorted_and_compared_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal ones are found also where a piece ends; the index is the same whatever the pieces."""
+    digests = []
+    for rows in (1 << 17, 3, 1):
+        monkeypatch.setattr("sharedds.store.seal._ROWS", rows)
+        path = tmp_path / f"{rows}.lmdb"
+        with StoreWriter(path, schema={"label": "int64"}) as writer:
+            for number in range(20):
+                writer.add({"label": number}, key=f"k{number}")
+        store = Store(path)
+        assert [store.index_of(f"k{number}") for number in range(20)] == list(range(20))
+        digests.append(store.digest)
+        with (
+            pytest.raises(SchemaError, match="have the same key 'twice'"),
+            StoreWriter(tmp_path / "y.lmdb", schema={"label": "int64"}) as writer,
+        ):
+            for number in range(20):
+                writer.add({"label": number}, key="twice" if number in (4, 11) else str(number))
+    assert len(set(digests)) == 1

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from sharedds.cli.packing_plan import show
 from sharedds.cli.text import Table, complain, echo, note, shares
-from sharedds.cli.values import color, pixels, size
+from sharedds.cli.values import color, nbytes, pixels, size
 from sharedds.text import decimal_size
 
 if TYPE_CHECKING:
@@ -23,7 +26,7 @@ _SHOWN = 10
 
 @click.command()
 @click.argument("source", type=click.Path())
-@click.argument("out", type=click.Path())
+@click.argument("out", type=click.Path(), required=False)
 @click.option(
     "--codec",
     type=click.Choice(["keep", "jpeg", "png", "webp", "raw"]),
@@ -37,6 +40,28 @@ _SHOWN = 10
     default=90,
     show_default=True,
     help="Of jpeg; webp is without loss.",
+)
+@click.option(
+    "--chroma",
+    type=click.Choice(["auto", "444", "420"]),
+    default="auto",
+    show_default=True,
+    help="Of jpeg: colour at full or half resolution; auto is half below quality 95.",
+)
+@click.option(
+    "--raw-share",
+    type=click.FloatRange(0, 1),
+    default=0.0,
+    show_default=True,
+    help="With jpeg: store this share of the pictures as pixels.",
+)
+@click.option(
+    "--raw-below",
+    type=nbytes,
+    metavar="BYTES",
+    default="0",
+    show_default=True,
+    help="With jpeg: store pictures of fewer bytes of pixels (200kB) as pixels.",
 )
 @click.option("--max-side", type=click.IntRange(1), help="Shrink to this longest side, in pixels.")
 @click.option(
@@ -126,33 +151,52 @@ _SHOWN = 10
     "--report", type=click.Path(), help="Where the JSONL report goes.  [default: OUT.report.jsonl]"
 )
 @click.option("--dry-run", is_flag=True, help="Scan and estimate; write nothing.")
+@click.option(
+    "--plan",
+    is_flag=True,
+    help="Measure ways to store some of the pictures, recommend one; write nothing.",
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="N",
+    help="With --plan: images a second that training takes.  [default: 3000, a ResNet-50 on a GPU]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON object.")
 @click.option("--quiet", is_flag=True, help="No progress, no summary, no notes.")
 def pack(
     source: str,
-    out: str,
+    out: str | None,
     *,
     strict: bool,
     as_json: bool,
     quiet: bool,
     ignore_orientation: bool,
+    plan: bool,
+    rate: float | None,
     **options: Any,
 ) -> int:
     """Pack the folder SOURCE into the file OUT.
 
     Sub-folders are classes. Every image is decoded once to prove it. Interrupted, even by kill -9,
-    the same command goes on where it was.
+    the same command goes on where it was. With --plan OUT may be left out.
 
     Exit codes: 0 all packed; 3 packed, but some files were bad and are in the report; 4 packed, and
     --strict found something; 1 nothing packed; 2 wrong usage; 130 interrupted.
     """
+    options["orientation"] = "ignore" if ignore_orientation else "apply"
+    if plan:
+        return _plan(source, out, rate=rate, as_json=as_json, quiet=quiet, options=options)
+    if out is None:
+        raise click.UsageError("Missing argument 'OUT'.", click.get_current_context())
+    if rate is not None:
+        raise click.UsageError("--rate goes with --plan.", click.get_current_context())
     from sharedds.ingest import pack as pack_folder  # noqa: PLC0415 - help stays quick
 
     try:
         report = pack_folder(
             source,
             out,
-            orientation="ignore" if ignore_orientation else "apply",
             progress=False if quiet else None,
             on_estimate=None if quiet or as_json else _announce,
             **options,
@@ -168,6 +212,34 @@ def pack(
     if strict and (report.failed_count or report.duplicate_count or report.warnings):
         return STRICT_FOUND_SOMETHING
     return FINISHED_WITH_BAD_FILES if report.failed_count else 0
+
+
+def _plan(
+    source: str,
+    out: str | None,
+    *,
+    rate: float | None,
+    as_json: bool,
+    quiet: bool,
+    options: Mapping[str, Any],
+) -> int:
+    from sharedds.ingest import ImageRecipe, plan_packing  # noqa: PLC0415 - help stays quick
+
+    wanted = {} if rate is None else {"rate": rate}
+    found = plan_packing(
+        source,
+        recipe=ImageRecipe(**{f.name: options[f.name] for f in fields(ImageRecipe)}),
+        out=out,
+        **wanted,
+        class_level=options["class_level"],
+        include_hidden=options["include_hidden"],
+        progress=False if quiet else None,
+    )
+    if as_json:
+        echo(json.dumps(found.to_json()))
+    else:
+        show(found, out)
+    return 0
 
 
 def _announce(images: int, size: int) -> None:

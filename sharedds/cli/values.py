@@ -1,4 +1,4 @@
-"""Values that words on the command line stand for: sizes, numbers of pixels, colours."""
+"""Values that words on the command line stand for: sizes, numbers of pixels or bytes, colours."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 from sharedds.errors import OptionError
 
-__all__ = ["color", "pixels", "size"]
+__all__ = ["color", "nbytes", "pixels", "size"]
 
 
 def size(word: str) -> tuple[int, int]:
@@ -28,6 +28,14 @@ def pixels(word: str) -> int | None:
     if match is None or not int(match[1]):
         raise click.BadParameter(f"{word!r} is neither a number of pixels such as 200M nor none")
     return int(match[1]) * (1_000_000 if match[2] else 1)
+
+
+def nbytes(word: str) -> int:
+    """Return the number of bytes in a word such as ``200000``, ``200kB`` or ``1.5MB``."""
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)([km]?)b?", word.lower())
+    if match is None:
+        raise click.BadParameter(f"{word!r} is not a number of bytes such as 200000 or 200kB")
+    return round(float(match[1]) * {"": 1, "k": 1_000, "m": 1_000_000}[match[2]])
 
 
 def color(word: str) -> tuple[int, int, int]:

@@ -11,6 +11,7 @@ from PIL import Image
 
 from sharedds.codecs import png
 from sharedds.codecs.jpeg import encode_jpeg
+from sharedds.codecs.tiff_plain import write_plain
 from sharedds.errors import OptionError
 
 __all__ = ["encode_image", "resize"]
@@ -24,8 +25,9 @@ def encode_image(array: NDArray[Any], format: str, *, quality: int | None = None
 
     Args:
         array: PNG takes uint8 and uint16 with 1 to 4 channels, and bool with one (as 1-bit); WebP
-            takes uint8 with 3 or 4 channels; JPEG takes uint8 with 1 or 3.
-        format: ``"png"``, ``"webp"`` or ``"jpeg"``.
+            takes uint8 with 3 or 4 channels; JPEG and TIFF take uint8 with 1 or 3.
+        format: ``"png"``, ``"webp"``, ``"jpeg"``, or ``"tiff"``: the pixels as they are, which are
+            read several times faster and take several times the room.
         quality: 1..100 of lossy coding. None means 90 for JPEG and lossless for WebP.
 
     Raises:
@@ -40,8 +42,10 @@ def encode_image(array: NDArray[Any], format: str, *, quality: int | None = None
     channels = array.shape[2]
     if format == "png":
         return _encode_png(array, channels)
+    if format == "tiff":
+        return write_plain(array)
     if format != "webp":
-        raise OptionError(f"format={format!r}: pictures are written as png, webp or jpeg")
+        raise OptionError(f"format={format!r}: pictures are written as png, webp, jpeg or tiff")
     if array.dtype != np.uint8 or channels not in (3, 4):
         raise OptionError(
             f"WebP holds uint8 arrays with 3 or 4 channels, not {array.dtype} {array.shape}; "

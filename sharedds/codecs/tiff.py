@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image, TiffImagePlugin
 
 from sharedds.codecs.header import BytesLike, ImageHeader, limit_pixels, reading
+from sharedds.codecs.tiff_plain import plain_pixels
 from sharedds.errors import DecodeError
 
 __all__ = ["TiffPicture", "read_header", "read_picture"]
@@ -36,8 +37,10 @@ _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
 _STRIPS, _SAMPLES, _ROWS, _PLANAR, _TILE_WIDTH, _TILE_HEIGHT, _TILES = (
     273, 277, 278, 284, 322, 323, 324,
 )  # fmt: skip
+_STRIP_SIZES, _TILE_SIZES = 279, 325
 _EXTRA, _SAMPLE_FORMAT = 338, 339
-_OLD_JPEG = 6
+_OLD_JPEG = 6  # of compression
+_YCBCR = 6  # of photometric: its colours may take fewer bytes
 _MAX_PAGES = 65_536
 
 
@@ -72,7 +75,8 @@ class TiffPicture:
 
     Attributes:
         image: The loaded picture, not rotated; None when ``samples`` holds it.
-        samples: uint16 (H, W, 3 or 4) of a 16-bit colour picture, int32 (H, W, 1) of signed bytes.
+        samples: uint16 (H, W, 3 or 4) of a 16-bit colour picture, int32 (H, W, 1) of signed bytes,
+            uint8 (H, W, 1 or 3), a view of the file, of one that is stored plainly.
         inverted: Whether 0 is white in the file (``image`` counts the usual way up to 8 bits).
         dropped: Number of samples per pixel that no mode of Pillow can hold.
     """
@@ -201,6 +205,17 @@ def read_header(data: BytesLike) -> ImageHeader:
     Raises:
         DecodeError: The directory is damaged or describes pixels that are not supported.
     """
+    plain = plain_pixels(data)
+    if plain is not None:
+        height, width, channels = plain.shape
+        return ImageHeader(
+            format="tiff",
+            width=width,
+            height=height,
+            channels=channels,
+            bits=8,
+            mode="L" if channels == 1 else "RGB",
+        )
     directory = _parse(data)
     with _open(directory, None) as image:
         mode = "I" if _signed_bytes(directory) else image.mode
@@ -216,7 +231,7 @@ def read_header(data: BytesLike) -> ImageHeader:
         )
 
 
-def _require_strips(directory: _Directory) -> None:
+def _require_strips(directory: _Directory, length: int) -> None:
     """Refuse a page whose strips or tiles do not cover it; Pillow would leave the rest black."""
     width, height = directory.number(_WIDTH), directory.number(_HEIGHT)
     if directory.number(_COMPRESSION, 1) == _OLD_JPEG:
@@ -234,6 +249,32 @@ def _require_strips(directory: _Directory) -> None:
         got, kind = len(directory.numbers(_TILES)), "tiles"
     if got < expected * planes:
         raise DecodeError(f"TIFF is truncated: {got} of {expected * planes} {kind} are there")
+    _require_last_bytes(directory, length)
+
+
+def _require_last_bytes(directory: _Directory, length: int) -> None:
+    """Refuse strips that reach past the end of the file, where Pillow would read our directory."""
+    starts = directory.numbers(_STRIPS)
+    plain = directory.number(_COMPRESSION, 1) == 1 and directory.number(_PHOTOMETRIC) != _YCBCR
+    if plain and starts:  # what they need is known, and counts of such strips are often wrong
+        height = directory.number(_HEIGHT)
+        rows = max(1, min(directory.number(_ROWS, height), height))
+        bits = directory.numbers(_BITS) or (1,)
+        apart = directory.number(_PLANAR, 1) == 2
+        each = bits[0] if apart else sum(bits) if len(bits) > 1 else (
+            bits[0] * directory.number(_SAMPLES, 1)
+        )  # fmt: skip
+        row = (directory.number(_WIDTH) * each + 7) // 8
+        strips = -(-height // rows)
+        sizes = [row * min(rows, height - n % strips * rows) for n in range(len(starts))]
+    else:
+        starts = starts or directory.numbers(_TILES)
+        sizes = list(directory.numbers(_STRIP_SIZES) or directory.numbers(_TILE_SIZES))
+    for start, size in zip(starts, sizes, strict=False):
+        if start + size > length:
+            raise DecodeError(
+                f"TIFF is truncated: its pixels end at byte {start + size}, there are {length}"
+            )
 
 
 def read_picture(data: BytesLike, max_pixels: int | None) -> TiffPicture:
@@ -243,9 +284,13 @@ def read_picture(data: BytesLike, max_pixels: int | None) -> TiffPicture:
         DecodeError: The page is damaged, truncated or not supported.
         ImageTooLargeError: It has more than ``max_pixels`` pixels.
     """
+    plain = plain_pixels(data)
+    if plain is not None:
+        limit_pixels(plain.shape[1], plain.shape[0], max_pixels)
+        return TiffPicture(image=None, samples=plain, inverted=False, dropped=0)
     directory = _parse(data)
     limit_pixels(directory.number(_WIDTH), directory.number(_HEIGHT), max_pixels)
-    _require_strips(directory)
+    _require_strips(directory, len(data))
     samples: NDArray[Any] | None = None
     bits = directory.number(_BITS, 1)
     image: Image.Image = _load(directory, data, swap=False)

@@ -54,13 +54,17 @@ def content_counts(store: Store) -> dict[str, dict[str, int]]:
         column, totals = store.column(name), np.zeros(256, np.int64)
         for number in range(column.segments):
             totals += np.bincount(column.segment(number), minlength=256)
+            column.release(number)
         names = _NAMES[what]
         counts[name] = {
             names[code] if code < len(names) else str(code): int(totals[code])
             for code in np.flatnonzero(totals).tolist()
         }
     frames = store.column("frames")
-    several = sum(int(np.count_nonzero(frames.segment(n) > 1)) for n in range(frames.segments))
+    several = 0
+    for number in range(frames.segments):
+        several += int(np.count_nonzero(frames.segment(number) > 1))
+        frames.release(number)
     counts["frames"] = {"several": several}
     return counts
 
@@ -104,8 +108,11 @@ def examine(
 
 def _encoding(store: Store) -> list[object]:
     recipe = store.attrs.get("recipe", {})
+    if recipe.get("codec") == "keep":
+        return ["keep"]
     names = ("codec", "quality", "max_side", "short_side", "size", "depth", "background")
-    return [recipe.get(name) for name in (names if recipe.get("codec") != "keep" else names[:1])]
+    since = {"chroma": "auto", "raw_share": 0.0, "raw_below": 0}  # not in stores of before
+    return [recipe.get(name, since.get(name)) for name in (*names, *since)]
 
 
 def _pictures(count: int) -> str:

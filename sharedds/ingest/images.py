@@ -9,8 +9,10 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from sharedds.codecs import (
+    CHROMA,
     DEFAULT_MAX_PIXELS,
     IMAGE_FORMATS,
     ImageHeader,
@@ -18,13 +20,14 @@ from sharedds.codecs import (
     decode,
     encode_image,
     encode_jpeg,
+    plain_size,
     probe,
     resize,
     sniff,
 )
 from sharedds.errors import DecodeError, OptionError
 from sharedds.ingest.executor import MemoryBudget
-from sharedds.ingest.options import color, pair, shown, whole
+from sharedds.ingest.options import color, pair, share, shown, whole
 
 __all__ = ["CODECS", "FORMATS", "MODES", "Codec", "ImageRecipe", "ImageResult", "Ingester"]
 
@@ -65,6 +68,11 @@ class ImageRecipe:
         codec: ``keep`` stores the bytes of the file; ``jpeg``, ``png``, ``webp`` encode anew;
             ``raw`` stores pixels of one ``size`` as a column.
         quality: Of ``jpeg``, 1 to 100. (``webp`` is lossless.)
+        chroma: Of ``jpeg``: colour at full (``444``) or half resolution (``420``); ``auto`` is half
+            below quality 95.
+        raw_share: With ``jpeg``: this share of the pictures is stored as pixels, which are read
+            faster and take more room. The bytes of a file decide, so that equal files stay equal.
+        raw_below: With ``jpeg``: pictures whose pixels take fewer bytes are stored as pixels.
         max_side: Shrink so that the longer side is at most this; never enlarges.
         short_side: Shrink so that the shorter side is at most this; never enlarges.
         size: (height, width): scale until it is covered, keep the aspect, cut the middle.
@@ -82,6 +90,9 @@ class ImageRecipe:
 
     codec: Codec = "keep"
     quality: int = 90
+    chroma: Literal["auto", "444", "420"] = "auto"
+    raw_share: float = 0.0
+    raw_below: int = 0
     max_side: int | None = None
     short_side: int | None = None
     size: tuple[int, int] | None = None
@@ -96,6 +107,7 @@ class ImageRecipe:
         _one_of("check", self.check, ("decode", "header"))
         _one_of("depth", self.depth, ("keep", "8"))
         _one_of("orientation", self.orientation, ("apply", "ignore"))
+        _one_of("chroma", self.chroma, CHROMA)
         sizes = [n for n in ("max_side", "short_side", "size") if getattr(self, n) is not None]
         if len(sizes) > 1:
             raise OptionError(f"{' and '.join(sizes)} exclude each other; give one")
@@ -108,12 +120,19 @@ class ImageRecipe:
             )
         checked: dict[str, Any] = {
             "quality": whole("quality", self.quality, 1, 100),
+            "raw_share": share("raw_share", self.raw_share),
+            "raw_below": whole("raw_below", self.raw_below, 0),
             "max_side": whole("max_side", self.max_side, 1, optional=True),
             "short_side": whole("short_side", self.short_side, 1, optional=True),
             "size": None if self.size is None else pair("size", self.size),
             "background": color(self.background),
             "max_pixels": whole("max_pixels", self.max_pixels, 1, optional=True),
         }
+        if self.codec != "jpeg" and (checked["raw_share"] or checked["raw_below"]):
+            raise OptionError(
+                "raw_share and raw_below (--raw-share, --raw-below) say which pictures of codec "
+                "'jpeg' are stored as pixels; choose that codec"
+            )
         for name, value in checked.items():
             object.__setattr__(self, name, value)  # as plain numbers, whatever held them
 
@@ -127,6 +146,22 @@ class ImageRecipe:
         label = {"label": "int64"} if labels else {}
         source = {} if self.codec == "keep" else _SOURCE_COLUMNS
         return {"image": image, **label, **_COLUMNS, **source}
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What is kept of a file once its pixels are there; ``draw``, in [0, 1), is that of its bytes.
+
+    Drawn by content and not by name: the same picture twice is stored alike, and found.
+    """
+
+    header: ImageHeader
+    size: int
+    draw: float
+
+    @classmethod
+    def of(cls, data: bytes, header: ImageHeader) -> _Source:
+        return cls(header, len(data), xxhash.xxh3_64_intdigest(data) / (1 << 64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +211,9 @@ class Ingester:
             if self.recipe.codec == "keep":
                 return self._kept(data, header)
             with self._budget.holding(_decoded_bytes(header) * (1 + _COPIES[self.recipe.codec])):
-                pixels, length = self._pixels(data, header), len(data)
+                pixels, source = self._pixels(data, header), _Source.of(data, header)
                 data = b""  # of a large picture it may be as much as the pixels
-                return self._encoded(pixels, header, length)
+                return self._encoded(pixels, source)
         except DecodeError as error:
             return _refused(size, str(error), foreign=kind not in IMAGE_FORMATS)
         except MemoryError:
@@ -218,30 +253,38 @@ class Ingester:
             )
         return self._sized(pixels, header)
 
-    def _encoded(
-        self, pixels: npt.NDArray[Any], header: ImageHeader, source_bytes: int
-    ) -> ImageResult:
+    def _encoded(self, pixels: npt.NDArray[Any], source: _Source) -> ImageResult:
+        form = self._format(pixels, source)
+        value: bytes | npt.NDArray[np.uint8]
+        if form == "raw":
+            value = np.ascontiguousarray(pixels)
+        elif form == "jpeg":
+            value = encode_jpeg(pixels, quality=self.recipe.quality, chroma=self.recipe.chroma)
+        else:
+            if form == "webp" and pixels.shape[2] < 3:  # it has no grey
+                grey, alpha = pixels[..., :1], pixels[..., 1:]
+                pixels = np.concatenate([grey, grey, grey, alpha], axis=2)
+            value = encode_image(pixels, form)  # webp without loss
+        return ImageResult(value, _encoded_row(source.header, pixels, form), source.size)
+
+    def _format(self, pixels: npt.NDArray[Any], source: _Source) -> str:
+        """Return the format that a picture is stored in; the report counts those of each."""
         recipe = self.recipe
         codec = recipe.codec
-        if codec == "raw" and pixels.dtype != np.uint8:
+        if codec == "raw":
+            if pixels.dtype == np.uint8:
+                return codec
             raise DecodeError(
                 "16-bit pixels do not fit raw pixels of 8 bits without loss; scale them with "
                 "depth='8' (--depth 8)"
             )
         large = codec == "webp" and pixels.shape[0] * pixels.shape[1] > _MAX_WEBP_PIXELS
         if large or pixels.dtype != np.uint8 or max(pixels.shape) > _LONGEST.get(codec, 1 << 31):
-            codec = "png"  # holds 16 bits and any side, without loss; the report counts these
-        value: bytes | npt.NDArray[np.uint8]
-        if codec == "raw":
-            value = np.ascontiguousarray(pixels)
-        elif codec == "jpeg":
-            value = encode_jpeg(pixels, quality=recipe.quality)
-        else:
-            if codec == "webp" and pixels.shape[2] < 3:  # it has no grey
-                grey, alpha = pixels[..., :1], pixels[..., 1:]
-                pixels = np.concatenate([grey, grey, grey, alpha], axis=2)
-            value = encode_image(pixels, codec)  # webp without loss
-        return ImageResult(value, _encoded_row(header, pixels, codec), source_bytes)
+            return "png"  # holds 16 bits and any side, without loss
+        as_pixels = source.draw < recipe.raw_share or pixels.nbytes < recipe.raw_below
+        if as_pixels and plain_size(*pixels.shape) is not None:
+            return "tiff"  # without compression: any program reads it, and this one at once
+        return codec
 
     def _least(self, header: ImageHeader) -> tuple[int, int] | None:
         """Return the stored (height, width) that is enough, None where all of it is needed."""

@@ -26,7 +26,7 @@ from sharedds.store import Store, StoreWriter
 from sharedds.store.partial import partial_path
 from sharedds.text import printable
 
-__all__ = ["Job", "bad_file", "nothing_packed"]
+__all__ = ["Job", "bad_file", "nothing_packed", "room_of"]
 
 _ROW_BYTES = 160  # columns, entry, key and tree of one sample, rounded up
 _PAGE = 4096
@@ -265,6 +265,16 @@ def nothing_packed(root: str, outcome: PackReport, failures: FailureLog) -> Sour
         f"{text}. Files that count end in jpg, png, webp, gif, bmp or tif, or in nothing at all",
         path=root,
     )
+
+
+def room_of(size: int, *, alone: bool) -> int:
+    """Return about how many bytes a picture takes in the file, with its columns.
+
+    Args:
+        size: Bytes of its value.
+        alone: Whether that is a value by itself, or a row of a column.
+    """
+    return _ROW_BYTES + (_stored(np.array([size])) if alone else size)
 
 
 def _stored(sizes: npt.NDArray[Any]) -> int:

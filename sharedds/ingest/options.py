@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, overload
 from sharedds.errors import OptionError
 from sharedds.handles import absolute_path
 
-__all__ = ["PathLike", "color", "pair", "path_list", "path_of", "shown", "whole"]
+__all__ = ["PathLike", "color", "pair", "path_list", "path_of", "share", "shown", "whole"]
 
 PathLike: TypeAlias = str | os.PathLike[str]
 
@@ -62,6 +62,23 @@ def whole(
     if number is None or (low is not None and number < low) or (high is not None and number > high):
         none = ", or None" if optional else ""
         raise OptionError(f"{name} {shown(value)}: a whole number{limits}{none}")
+    return number
+
+
+def share(name: str, value: Any) -> float:
+    """Return a number from 0 to 1.
+
+    Raises:
+        OptionError: It is something else.
+    """
+    number = -1.0
+    if not isinstance(value, (bool, str, bytes)):
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = -1.0
+    if not 0 <= number <= 1:
+        raise OptionError(f"{name} {shown(value)}: a number from 0 to 1")
     return number
 
 

@@ -33,6 +33,9 @@ def pack(
     *,
     codec: Codec = "keep",
     quality: int = 90,
+    chroma: Literal["auto", "444", "420"] = "auto",
+    raw_share: float = 0.0,
+    raw_below: int = 0,
     max_side: int | None = None,
     short_side: int | None = None,
     size: tuple[int, int] | None = None,
@@ -64,6 +67,11 @@ def pack(
         codec: ``"keep"`` the original bytes, or encode anew: ``"jpeg" "png" "webp"``, or ``"raw"``
             with ``size``.
         quality: Of ``"jpeg"``; ``"webp"`` is without loss.
+        chroma: Of ``"jpeg"``: colour at full (``"444"``) or half resolution (``"420"``); ``"auto"``
+            is half below quality 95.
+        raw_share: With ``"jpeg"``: store this share of the pictures, from 0 to 1, as pixels: read
+            several times faster, and several times as large. The content of a file decides.
+        raw_below: With ``"jpeg"``: store pictures whose pixels take fewer bytes as pixels.
         max_side: Shrink to this longest side, in pixels.
         short_side: Shrink to this shortest side, in pixels.
         size: (height, width) of raw pixels.
@@ -104,6 +112,9 @@ def pack(
     recipe = ImageRecipe(
         codec=codec,
         quality=quality,
+        chroma=chroma,
+        raw_share=raw_share,
+        raw_below=raw_below,
         max_side=max_side,
         short_side=short_side,
         size=size,

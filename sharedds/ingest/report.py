@@ -109,9 +109,16 @@ class PackReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; undecodable bytes of paths stay as surrogate escapes."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        values = self.summary()
         values["failed"] = [{"path": path, "reason": reason} for path, reason in self.failed]
         values["duplicates"] = [group.to_json() for group in self.duplicates]
+        values["left_out"] = self.left_out
+        return values
+
+    def summary(self) -> dict[str, Any]:
+        """Return plain values without the lists of files and groups."""
+        lists = ("failed", "duplicates", "left_out")
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in lists}
         values["left_out_count"] = self.left_out_count
         return values
 
@@ -225,10 +232,7 @@ def summary_of(report: str) -> dict[str, Any] | None:
 
 
 def _lines(outcome: PackReport, duplicates: Sequence[Duplicates]) -> Iterator[dict[str, Any]]:
-    summary = outcome.to_json()
-    for name in ("failed", "duplicates", "left_out"):
-        del summary[name]
-    yield {"event": "summary", **summary}
+    yield {"event": "summary", **outcome.summary()}
     for item in outcome.left_out:
         yield {"event": "left_out", **item}
     for found in duplicates:

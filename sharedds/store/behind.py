@@ -9,7 +9,7 @@ one is open could not get rid of it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -20,7 +20,8 @@ __all__ = ["WriteBehind"]
 
 _BATCH = 8 << 20  # handed over at once
 _IDLE_BATCH = 3 << 20  # ... to a thread that has nothing to do, so that little is left at the end
-_WAITING = 16 << 20  # handed over and not written yet
+_PAGE, _INSIDE = 4096, 2016  # shorter values share a page
+_WAITING = 8 << 20  # handed over and not written yet
 
 
 class WriteBehind:
@@ -34,8 +35,8 @@ class WriteBehind:
 
     def __init__(self, partial: Partial) -> None:
         self._partial = partial
-        self._chunks: list[tuple[bytes, bytes]] = []
-        self._rows: list[tuple[bytes, bytes]] = []
+        self._chunks: deque[tuple[bytes, bytes]] = deque()
+        self._rows: deque[tuple[bytes, bytearray]] = deque()
         self._bytes = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sharedds-write")
         self._tasks: deque[tuple[Future[None], int]] = deque()
@@ -46,10 +47,10 @@ class WriteBehind:
         """Put a chunk; keys must rise."""
         # What is not immutable may be changed by its owner before it is written.
         self._chunks.append((key, data if type(data) is bytes else bytes(data)))
-        self._grow(len(data))
+        self._grow(_room(len(data)))
 
-    def put_rows(self, key: bytes, rows: bytes) -> None:
-        """Put a segment of a wide column."""
+    def put_rows(self, key: bytes, rows: bytearray) -> None:
+        """Put a segment of a wide column, which is not the caller's any more."""
         self._rows.append((key, rows))
         self._grow(len(rows))
 
@@ -63,7 +64,7 @@ class WriteBehind:
 
     def _hand_over(self) -> None:
         chunks, rows, size = self._chunks, self._rows, self._bytes
-        self._chunks, self._rows, self._bytes = [], [], 0
+        self._chunks, self._rows, self._bytes = deque(), deque(), 0
 
         def write() -> None:
             self._put(chunks, rows)
@@ -73,7 +74,7 @@ class WriteBehind:
             self._submit(write, size)
 
     def _put(
-        self, chunks: Sequence[tuple[bytes, bytes]], rows: Sequence[tuple[bytes, bytes]]
+        self, chunks: deque[tuple[bytes, bytes]], rows: deque[tuple[bytes, bytearray]]
     ) -> None:
         self._partial.put_all(CHUNKS, chunks, append=True)
         self._partial.put_all(COLUMNS, rows)
@@ -102,7 +103,7 @@ class WriteBehind:
     def drop_from(self, sample: int, key: bytes) -> None:
         """Take back the chunks from this sample on, whose first key this is."""
         while self._chunks and self._chunks[-1][0] >= key:
-            self._bytes -= len(self._chunks.pop()[1])
+            self._bytes -= _room(len(self._chunks.pop()[1]))
         if not self._chunks:  # some of the sample may have gone ahead
             self._submit(lambda: self._drop_from(sample))
 
@@ -113,7 +114,7 @@ class WriteBehind:
     def commit(self, *, samples: int, entries: int) -> None:
         """Have everything so far made durable; returns before it is."""
         chunks, rows, size = self._chunks, self._rows, self._bytes
-        self._chunks, self._rows, self._bytes = [], [], 0
+        self._chunks, self._rows, self._bytes = deque(), deque(), 0
         frame = self._partial.log.take()
 
         def write() -> None:
@@ -137,3 +138,8 @@ class WriteBehind:
     def stop(self) -> None:
         """End the thread after what was handed over, whatever it met."""
         self._thread.shutdown(wait=True)
+
+
+def _room(size: int) -> int:
+    """Return about what LMDB holds for a value until its transaction ends: whole pages."""
+    return size if size < _INSIDE else -(-(size + 16) // _PAGE) * _PAGE

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -158,14 +158,41 @@ class Column:
             return
         wanted = self._row_checksums[first : first + len(rows)]
         for number, (row, checksum) in enumerate(zip(rows, wanted.tolist(), strict=True), first):
-            if xxhash.xxh3_64_intdigest(row) != checksum:
-                raise CorruptDataError(
-                    f"{self.path}: sample {number}, field {self.name!r} fails its checksum: "
-                    f"{_DAMAGED}",
-                    path=self.path,
-                    sample=number,
-                    field=self.name,
-                )
+            self._check_row(number, row, checksum)
+
+    def _check_row(self, number: int, row: Any, checksum: int) -> None:
+        if xxhash.xxh3_64_intdigest(row) != checksum:
+            raise CorruptDataError(
+                f"{self.path}: sample {number}, field {self.name!r} fails its checksum: {_DAMAGED}",
+                path=self.path,
+                sample=number,
+                field=self.name,
+            )
+
+    def advise(self, rows: Iterable[int]) -> None:
+        """Tell the kernel that these rows are read soon; it fetches them meanwhile."""
+        self._file.advise(self._spans_of(sorted(rows)))
+
+    def _spans_of(self, rows: Iterable[int]) -> Iterator[tuple[int, int]]:
+        for number in rows:
+            segment, row = divmod(number, self._spec.segment_rows)
+            yield self._span(segment)[0] + row * self._row_bytes, self._row_bytes
+
+    def rows(self, numbers: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[Any]]:
+        """Yield rows one by one; those of a wide column as views of the file, checked when due.
+
+        Args:
+            numbers: (n,), each from 0 to ``len(self) - 1``; ascending is fastest.
+        """
+        if self._row_checksums is None:
+            yield from self[numbers]
+            return
+        checksums = self._row_checksums[numbers].tolist()
+        for number, checksum in zip(numbers.tolist(), checksums, strict=True):
+            segment, at = divmod(number, self._spec.segment_rows)
+            row = self._mapped(segment)[at]
+            self._check_row(number, row, checksum)
+            yield row
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):

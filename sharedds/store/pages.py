@@ -18,7 +18,7 @@ release 0.9 (MDB_DATA_VERSION 1) on a little-endian 64-bit machine; all integers
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -261,11 +261,23 @@ class Pages:
             number = self.child(at, done, count)
 
     def fixed_items(
-        self, tree: Tree, key_size: int
+        self,
+        tree: Tree,
+        key_size: int,
+        *,
+        just_written: bool = False,
+        passed: Callable[[int, int], None] = lambda _offset, _length: None,
     ) -> Iterator[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint64], npt.NDArray[np.uint64]]]:
         """Yield (keys (n, key_size), offsets, lengths) leaf by leaf, for keys of one even size.
 
         The checks of :meth:`value`, done with NumPy for a whole page at once.
+
+        Args:
+            tree: The tree.
+            key_size: Bytes of each key.
+            just_written: Read the tree only; else the first page of each large value is looked at,
+                which reads and maps much of a large file.
+            passed: Called with the offset and length of each leaf that was dealt with.
         """
         page_size, words = self.page_size, self.page_size // 2
         for kind, at, count in self.walk(tree):
@@ -291,7 +303,12 @@ class Pages:
             small_ends = data + lengths.astype(np.int64)
             if np.any(small_ends[~big] > page_size) or np.any(data[big] + 8 > page_size):
                 raise self.error(f"page {at // page_size} is damaged: a value leaves it")
-            for index in np.flatnonzero(big):
-                (number,) = struct.unpack_from("<Q", self.view, at + int(data[index]))
-                offsets[index] = self.overflow(number, int(lengths[index]))
+            words_of_number = page[(data[big] // 2)[:, None] + np.arange(4)]
+            numbers = np.ascontiguousarray(words_of_number).view("<u8")[:, 0]
+            if just_written:
+                offsets[big] = numbers * np.uint64(page_size) + np.uint64(PAGE_HEADER)
+            else:
+                for index, number in zip(np.flatnonzero(big), numbers.tolist(), strict=True):
+                    offsets[index] = self.overflow(number, int(lengths[index]))
             yield keys, offsets, lengths
+            passed(at, page_size)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -56,6 +57,7 @@ from sharedds.store.spool import SpoolLog
 __all__ = ["Partial", "is_partial", "partial_path"]
 
 _STEP = 48 << 20  # how much the map grows at once
+_DIRTY = 4 << 20  # what single puts write stays in memory until their transaction ends
 _SLACK = 4 << 20  # tree pages, free pages and the rounding of values to pages
 _DATA, _SPOOL, _NEW_STATE = "data.lmdb", "spool", "state.json.new"
 
@@ -267,24 +269,30 @@ class Partial:
     def put(self, database: str, key: bytes, value: Any, *, append: bool = False) -> None:
         """Put one value in the running transaction, growing the map first where needed."""
         with self._errors():
+            if self._room - len(value) < _STEP - _SLACK - _DIRTY:
+                self._end()
             self._begin(len(value)).put(key, value, db=self._databases[database], append=append)
 
     def put_all(
-        self, database: str, items: Sequence[tuple[bytes, bytes]], *, append: bool = False
+        self, database: str, items: deque[tuple[bytes, Any]], *, append: bool = False
     ) -> None:
-        """Put several values in the running transaction."""
+        """Put several values in the running transaction.
+
+        They are taken from ``items`` one by one: LMDB has a copy of each, and a second one of all
+        would double the memory.
+        """
         with self._errors():
-            start = 0
-            while start < len(items):
+            while items:
                 # One value that needs a larger map ends a transaction; the others share it.
-                end, need = start + 1, len(items[start][1])
-                while end < len(items) and need < _STEP - 2 * _SLACK:
-                    need += len(items[end][1]) + 2 * 4096
-                    end += 1
+                count, need = 0, 0
+                for _, value in items:
+                    if count and need >= _STEP - 2 * _SLACK:
+                        break
+                    need += len(value) + (2 * 4096 if count else 0)
+                    count += 1
                 cursor = self._begin(need).cursor(self._databases[database])
-                cursor.putmulti(items[start:end], append=append)
+                cursor.putmulti((items.popleft() for _ in range(count)), append=append)
                 cursor.close()
-                start = end
 
     def get(self, database: str, key: bytes) -> bytes:
         """Return what the last commit holds under a key."""

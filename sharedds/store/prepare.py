@@ -18,6 +18,7 @@ from sharedds.store.values import (
     RaggedKind,
     encode_picture,
     fixed_bytes,
+    fixed_view,
     ragged_array,
     variable_bytes,
 )
@@ -25,7 +26,7 @@ from sharedds.store.values import (
 __all__ = ["Preparer", "Sample", "checksum"]
 
 
-def checksum(data: bytes) -> bytes:
+def checksum(data: bytes | memoryview) -> bytes:
     """Return the xxh3-64 of some bytes as a column keeps it."""
     return xxhash.xxh3_64_intdigest(data).to_bytes(8, "little")
 
@@ -39,7 +40,7 @@ class Sample:
         key: Its name.
         rows: (column, bytes) to append.
         ends: (field, how many values its rows grew by).
-        wide: (field, row) of fixed shape that are long.
+        wide: (field, row) of fixed shape that are long; a row is still that of the caller.
         chunks: For each chunked field, an iterable of (level, number, bytes).
         learned: What the first arrays of ragged fields decide.
     """
@@ -48,7 +49,7 @@ class Sample:
     key: bytes | None = None
     rows: list[tuple[str, bytes]] = field(default_factory=list)
     ends: list[tuple[str, int]] = field(default_factory=list)
-    wide: list[tuple[str, bytes]] = field(default_factory=list)
+    wide: list[tuple[str, memoryview]] = field(default_factory=list)
     chunks: list[Iterable[tuple[int, int, bytes]]] = field(default_factory=list)
     learned: dict[str, RaggedKind] = field(default_factory=dict)
 
@@ -138,7 +139,7 @@ class Preparer:
             sample.append(f"{name}@meta", meta, len(meta))
             sample.chunks.append(() if plan is None else plan.blocks())
         elif kind == "wide":
-            row = fixed_bytes(spec, value)
+            row = fixed_view(spec, value)
             sample.wide.append((name, row))
             sample.rows.append((f"{name}@xxh3", checksum(row)))
         elif kind == "ragged":

@@ -27,10 +27,13 @@ from sharedds.store.layout import (
     rows_per_block,
     rows_per_segment,
 )
-from sharedds.store.pages import Pages
+from sharedds.store.pages import Pages, Tree
 from sharedds.store.partial import Partial
 
 __all__ = ["DERIVED_COLUMNS", "digest_lines", "digest_of", "seal"]
+
+_ROWS = 1 << 17
+_FEW = 1 << 13  # rows of entries: several small arrays are made of each page of the tree
 
 DERIVED_COLUMNS = frozenset({"@entries", "@first", "@key@hash", "@key@order"})
 
@@ -80,13 +83,12 @@ class _ColumnWriter:
             self._put(size)
 
     def _put(self, size: int) -> None:
-        segment = bytes(memoryview(self._buffer)[:size])
-        del self._buffer[:size]
-        self._partial.put(COLUMNS, column_key(self._name, self._segments), segment)
+        with memoryview(self._buffer)[:size] as segment:
+            self._partial.put(COLUMNS, column_key(self._name, self._segments), segment)
+            for at in range(0, size, self._block):
+                self._checksums.append(xxhash.xxh3_64_hexdigest(segment[at : at + self._block]))
         self._segments += 1
-        view = memoryview(segment)
-        for at in range(0, size, self._block):
-            self._checksums.append(xxhash.xxh3_64_hexdigest(view[at : at + self._block]))
+        del self._buffer[:size]
 
     def finish(self) -> tuple[ColumnSpec, str]:
         """Return the specification and the hash of the content."""
@@ -153,8 +155,9 @@ def seal(
     keyed = partial.log.size("@key@ends") > 8
     if keyed:
         hashes, order = _key_index(partial)
-        store("@key@hash", "<u8", _pieces(hashes))
-        store("@key@order", "<u8", _pieces(order))
+        store("@key@hash", "<u8", (hashes[part].tobytes() for part in _pieces(order)))
+        store("@key@order", "<u8", (part.tobytes() for part in _pieces(order)))
+        del hashes, order
     if classes is not None:
         ends = np.cumsum([0, *(len(c) for c in classes)], dtype="<u8")
         store("@classes", "|u1", [b"".join(classes)])
@@ -194,9 +197,9 @@ def _content(pieces: Iterable[bytes]) -> str:
     return content.hexdigest()
 
 
-def _pieces(array: npt.NDArray[Any], rows: int = 1 << 17) -> Iterator[bytes]:
-    for start in range(0, len(array), rows):
-        yield array[start : start + rows].tobytes()
+def _pieces(array: npt.NDArray[Any], *, overlap: int = 0) -> Iterator[npt.NDArray[Any]]:
+    for start in range(0, len(array), _ROWS):
+        yield array[start : start + _ROWS + overlap]
 
 
 def _cumulative(counts: Iterable[bytes]) -> Iterator[bytes]:
@@ -209,14 +212,14 @@ def _cumulative(counts: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _rows(pieces: Iterable[bytes], row: int) -> Iterator[bytes]:
-    """Cut pieces again so that none ends inside a row."""
-    rest = b""
+    """Cut pieces again: into small ones, none of which ends inside a row."""
+    rest, most = b"", _FEW * row
     for piece in pieces:
         data = rest + piece
         whole = len(data) - len(data) % row
         rest = data[whole:]
-        if whole:
-            yield data[:whole]
+        for at in range(0, whole, most):
+            yield data[at : min(at + most, whole)]
 
 
 def _located(partial: Partial) -> Iterator[bytes]:
@@ -225,8 +228,12 @@ def _located(partial: Partial) -> Iterator[bytes]:
     mapped = map_file(partial.data_path)
     pages = Pages(mapped.view, partial.data_path)
     tree = pages.database(CHUNKS)
-    passing = Passing(mapped)
-    leaves = pages.fixed_items(tree, CHUNK_KEY.size) if tree is not None else iter(())
+    leaves = pages.fixed_items(
+        tree or Tree(root=None, depth=0, entries=0),
+        CHUNK_KEY.size,
+        just_written=True,
+        passed=Passing(mapped).passed,
+    )
     offsets = np.empty(0, np.uint64)
     lengths = np.empty(0, np.uint64)
     for piece in _rows(partial.log.read("@entries"), 16):
@@ -240,8 +247,6 @@ def _located(partial: Partial) -> Iterator[bytes]:
             found.append(leaf[1])
             sizes.append(leaf[2])
             have += len(leaf[1])
-            start = int(leaf[1].min())
-            passing.passed(start, int(leaf[1].max()) - start)
         offsets, lengths = np.concatenate(found), np.concatenate(sizes)
         count = len(spooled)
         if not np.array_equal(lengths[:count], spooled[:, 0]):
@@ -256,16 +261,22 @@ def _located(partial: Partial) -> Iterator[bytes]:
 
 
 def _key_index(partial: Partial) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-    """Return the sorted hashes of the keys and which sample each belongs to; refuse equal keys."""
+    """Return the hashes of the keys and the order that sorts them; refuse equal keys.
+
+    16 bytes a sample, and half of that again while they are sorted.
+    """
     hashes = np.frombuffer(b"".join(partial.log.read("@key@hash")), "<u8")
-    order = np.argsort(hashes, kind="stable").astype("<u8")
-    ordered = hashes[order]
-    suspects = np.flatnonzero(ordered[1:] == ordered[:-1])
-    if suspects.size:
+    order = np.argsort(hashes, kind="stable").astype("<u8", copy=False)
+    equal: set[int] = set()  # samples whose hashes are
+    for part in _pieces(order, overlap=1):
+        ordered = hashes[part]
+        at = np.flatnonzero(ordered[1:] == ordered[:-1])
+        equal.update(part[at].tolist(), part[at + 1].tolist())
+    if equal:
         text = b"".join(partial.log.read("@key"))
         ends = np.frombuffer(b"".join(partial.log.read("@key@ends")), "<u8").astype(np.int64)
         seen: dict[bytes, int] = {}
-        for sample in sorted({*order[suspects].tolist(), *order[suspects + 1].tolist()}):
+        for sample in sorted(equal):
             key = text[ends[sample] : ends[sample + 1]]
             first = seen.setdefault(key, sample)
             if first != sample:
@@ -275,4 +286,4 @@ def _key_index(partial: Partial) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np
                     sample=sample,
                     key=name,
                 )
-    return ordered, order
+    return hashes, order

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+from array import array
 from collections.abc import Iterator, Sequence
 
 from sharedds.errors import StoreFormatError
@@ -41,7 +42,9 @@ class SpoolLog:
         self.length = 0
         self._names = tuple(columns)
         self._head = struct.Struct(f"<{len(columns)}Q")
-        self._frames: list[tuple[int, tuple[int, ...]]] = []
+        # Of each frame, where its bytes begin and how many each column has. Plain numbers: a large
+        # store has a frame for every few megabytes.
+        self._frames = array("Q")
         self._file = open(path, "r+b" if os.path.exists(path) else "w+b")  # noqa: SIM115
         # Read apart: a forked child that closes a file it has read ahead in moves its position,
         # which it shares with the parent.
@@ -64,8 +67,21 @@ class SpoolLog:
                 raise StoreFormatError(
                     f"{self.path}: the log is damaged at byte {self.length}", path=self.path
                 )
-            self._frames.append((self.length + self._head.size, sizes))
-            self.length = end
+            self._note(sizes)
+
+    def _note(self, sizes: Sequence[int]) -> None:
+        """Remember a frame that the log has now."""
+        start = self.length + self._head.size
+        self._frames.extend((start, *sizes))
+        self.length = start + sum(sizes)
+
+    def _spans(self, name: str, *, backwards: bool = False) -> Iterator[tuple[int, int]]:
+        """Yield where the bytes of a column begin in each frame, and how many there are."""
+        index, width = self._names.index(name), 1 + len(self._names)
+        starts = range(0, len(self._frames), width)
+        for at in reversed(starts) if backwards else starts:
+            before = self._frames[at : at + 1 + index]
+            yield sum(before), self._frames[at + 1 + index]
 
     def _read_at(self, offset: int, size: int) -> bytes:
         self._reader.seek(offset)
@@ -90,15 +106,12 @@ class SpoolLog:
                 self._file.write(frame[name])
             self._file.flush()
             os.fsync(self._file.fileno())
-            self._frames.append((self.length + self._head.size, sizes))
-            self.length += self._head.size + sum(sizes)
+            self._note(sizes)
         return self.length
 
     def read(self, name: str) -> Iterator[bytes]:
         """Yield all bytes of one column, in order, in pieces of bounded size."""
-        index = self._names.index(name)
-        for start, sizes in self._frames:
-            at, left = start + sum(sizes[:index]), sizes[index]
+        for at, left in self._spans(name):
             while left:
                 data = self._read_at(at, min(left, _COPY))
                 if not data:
@@ -109,16 +122,14 @@ class SpoolLog:
 
     def size(self, name: str) -> int:
         """Return the bytes of one column in the log."""
-        index = self._names.index(name)
-        return sum(sizes[index] for _, sizes in self._frames)
+        return sum(length for _, length in self._spans(name))
 
     def last(self, name: str, count: int) -> bytes:
         """Return the last ``count`` bytes of a column."""
-        index = self._names.index(name)
         tail = b""
-        for start, sizes in reversed(self._frames):
-            length = min(sizes[index], count - len(tail))
-            tail = self._read_at(start + sum(sizes[: index + 1]) - length, length) + tail
+        for at, size in self._spans(name, backwards=True):
+            length = min(size, count - len(tail))
+            tail = self._read_at(at + size - length, length) + tail
             if len(tail) == count:
                 break
         return tail

@@ -24,6 +24,7 @@ __all__ = [
     "RaggedKind",
     "encode_picture",
     "fixed_bytes",
+    "fixed_view",
     "json_bytes",
     "json_object",
     "ragged_array",
@@ -182,10 +183,23 @@ def fixed_bytes(field: FieldSpec, value: Any) -> bytes:
             return struct.pack(code, value)
         except struct.error as error:
             raise SchemaError(f"{value} does not fit {np.dtype(field.dtype)}") from error
+    return _fixed(field, value).tobytes()
+
+
+def fixed_view(field: FieldSpec, value: Any) -> memoryview:
+    """Return the bytes of a long value of fixed shape, where they lie as they are without a copy.
+
+    Raises:
+        SchemaError: Another shape, or numbers that the dtype cannot hold.
+    """
+    return np.ascontiguousarray(_fixed(field, value)).reshape(-1).view(np.uint8).data
+
+
+def _fixed(field: FieldSpec, value: Any) -> npt.NDArray[Any]:
     array = _exact(_array(value), np.dtype(field.dtype))
     if array.shape != field.shape:
         raise SchemaError(f"shape {array.shape}, the schema says {field.shape}")
-    return array.tobytes()
+    return array
 
 
 def ragged_array(field: FieldSpec, value: Any, kind: RaggedKind | None) -> npt.NDArray[Any]:

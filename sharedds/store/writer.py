@@ -257,9 +257,8 @@ class StoreWriter:
 
     def _put_wide(self, name: str, segment: int) -> None:
         if self._wide_rows[name]:
-            rows = bytes(self._wide_rows[name])
+            rows, self._wide_rows[name] = self._wide_rows[name], bytearray()
             self._behind.put_rows(column_key(name, segment), rows)
-            self._wide_rows[name].clear()
 
     # --- the end ---
 
