@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import importlib
 import logging
 import multiprocessing
 import random
@@ -22,9 +23,12 @@ from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
 
 from sharedds.datasets import ImageDataset, LazyDataset, MemmapDataset
 from sharedds.diagnose.audit import Audit, audit
+from sharedds.diagnose.examine import examine, examined
+from sharedds.diagnose.fixes import fix_of
 from sharedds.diagnose.hazards import Hazard
 from sharedds.diagnose.pickles import PIPE, pickle_size
 from sharedds.diagnose.prices import Pricer
+from sharedds.diagnose.target import Opened
 from sharedds.loader import build_loader
 from sharedds.memory import process_memory
 
@@ -554,7 +558,8 @@ def imitation(module: str, name: str) -> object:
         (lambda: open(__file__, "rb"), "handle", "an open file"),  # noqa: SIM115
         (lambda: sqlite3.connect(":memory:"), "handle", "SQLite"),
         (lambda: imitation("h5py._hl.files", "File"), "handle", "HDF5"),
-        (lambda: imitation("zarr.core.array", "Array"), "handle", "zarr"),
+        (lambda: imitation("zarr.core.array", "Array"), None, ""),
+        (lambda: imitation("fsspec.asyn", "AsyncFileSystem"), "handle", "remote file system"),
         (lambda: imitation("tifffile.tifffile", "TiffFile"), "handle", "TIFF"),
         (lambda: [imitation("h5py._hl.files", "File")] * 40, "handle", "HDF5"),
         (threading.Lock, "lock", "lock"),
@@ -587,6 +592,70 @@ def test_each_kind_is_recognised(make: Any, kind: str | None, words: str) -> Non
         assert words in hazard.what
         assert hazard.fix
         assert hazard.path.startswith("dataset.held")
+
+
+def test_what_a_library_keeps_for_itself_is_no_hazard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody could change it, and it need not be drawn from; one's own module is another matter."""
+    for place, name in (("own", "own_module"), ("site-packages", "installed_module")):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / f"{name}.py").write_text(
+            "import random, threading\nLOCK, RNG = threading.Lock(), random.Random(0)\n"
+            "def use():\n    return LOCK, RNG\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path / place)
+    own = audit(Holds(transform=importlib.import_module("own_module").use))
+    theirs = audit(Holds(transform=importlib.import_module("installed_module").use))
+    assert (only(own).kind, [note.kind for note in own.notes]) == ("random", ["lock"])
+    assert "cannot be sent" not in own.notes[0].what  # a worker imports it
+    assert (theirs.hazards, [note.kind for note in theirs.notes]) == ((), ["random"])
+
+
+class LeavesOut(Holds):
+    """A dataset that is opened anew by its path in each worker."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+
+def test_what_is_not_in_the_pickle_costs_no_copy() -> None:
+    """A forked worker pays for it all the same, if it is made of objects."""
+    facts = {"rows": paths()[:50_000], "table": np.zeros(1_000_000)}
+    found = examined(examine(Opened(dataset=LeavesOut(**facts)))).audit
+    assert (only(found).path, only(found).spawn) == ("dataset.rows", 0)
+    assert only(found).fork > 2 * MB
+    sent = examined(examine(Opened(dataset=Holds(**facts)))).audit
+    assert all((hazard.spawn or 0) > 2 * MB for hazard in sent.hazards)
+    assert len(sent.hazards) == 2
+
+
+def seeds_all(worker: int) -> None:
+    """Stand for MONAI's function of this kind."""
+
+
+def test_generators_of_a_pipeline_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line for all transforms; a note if the loader comes with what seeds them."""
+    steps = [Holds(R=np.random.RandomState(0)), Holds(inner=Holds(R=np.random.RandomState(1)))]
+    steps += [Holds(R=np.random.RandomState(i)) for i in range(3)]
+    dataset = Holds(transform=Holds(steps=steps))
+    hazard = only(audit(dataset))
+    assert (hazard.kind, hazard.path) == ("random", "dataset.transform")
+    assert hazard.what.startswith("5 times: ")
+    monkeypatch.setattr(seeds_all, "__module__", "monai.data.utils")
+    opened = Opened(dataset=dataset, worker_init_fn=seeds_all)
+    found = examined(examine(opened)).audit
+    assert (found.hazards, [note.path for note in found.notes]) == ((), ["dataset.transform"])
+
+
+def test_each_table_has_its_own_remedy() -> None:
+    """Only pandas has itertuples."""
+    for module, words in (
+        ("pandas.core.frame", "itertuples"),
+        ("polars.dataframe.frame", "table.rows()"),
+        ("pyarrow.lib", "pa.memory_map"),
+    ):
+        assert words in fix_of("table", "dataset.table", imitation(module, "Table"))
 
 
 def test_caches_and_lambdas_are_told() -> None:

@@ -23,7 +23,9 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from sharedds.cli import main
 from sharedds.datasets import ImageDataset
+from sharedds.diagnose import isolated
 from sharedds.diagnose.bench import bench
+from sharedds.diagnose.child import failure
 from sharedds.diagnose.frames import classify
 from sharedds.diagnose.isolated import Finished
 from sharedds.diagnose.profile import profile_samples
@@ -365,6 +367,26 @@ def test_no_line_of_a_report_is_wider_than_the_screen(monkeypatch: pytest.Monkey
     name = f"/data/{'somewhere/' * 12}scans.py:Scans"
     report = bench(Target(kind="attribute", name=name, source=name), seconds=0.5)
     assert max(map(len, str(report).splitlines())) <= 80
+
+
+def test_the_stack_of_a_process_that_hangs_ends_where_ours_begins() -> None:
+    """What called the user's code says nothing; a stack of ours alone is kept."""
+    own = f'  File "{isolated.__file__}", line 7 in g'
+    text = 'Current thread 0x1 (most recent call first):\n  File "a.py", line 1 in f\n'
+    assert isolated._stack(text + own) == '  File "a.py", line 1 in f'
+    assert isolated._stack(f"Current thread 0x1:\n{own}\n{own}") == f"{own}\n{own}"
+
+
+def test_samples_that_do_not_stack_are_told_with_a_remedy() -> None:
+    """What torch says names neither; in shared memory, not even shapes."""
+    with pytest.raises(RuntimeError) as stacked:
+        torch.stack([torch.zeros(2), torch.zeros(3)])
+    in_worker = RuntimeError("Trying to resize storage that is not resizable")
+    for error in (stacked.value, in_worker):
+        text = failure(error)["error"]
+        assert str(error) in text
+        assert "collate_fn of its own" in text
+    assert failure(RuntimeError("no disk"))["error"] == "RuntimeError: no disk"
 
 
 def test_samples_that_fail_say_so_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:

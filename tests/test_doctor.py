@@ -22,7 +22,7 @@ from sharedds.cli import cli
 from sharedds.datasets import LazyDataset
 from sharedds.diagnose import doctor as module
 from sharedds.diagnose.doctor import doctor
-from sharedds.diagnose.growth import Growth, growth_of, may_grow
+from sharedds.diagnose.growth import Growth, filled, growth_of, may_grow
 from sharedds.diagnose.html import as_html
 from sharedds.diagnose.report import DoctorReport, size_text
 from sharedds.diagnose.target import Target
@@ -165,6 +165,22 @@ def test_only_the_first_pass_tells_of_a_cache() -> None:
     assert growth_of(replace(cached, samples_read=20_000), 6_000) is not None
 
 
+@pytest.mark.parametrize(
+    ("held", "is_cache"),
+    [((364, 394, 399, 398), False), ((300, 310, 334, 334), True)],
+    ids=["warming up", "a cache"],
+)
+def test_a_cache_grows_beyond_its_first_half(held: tuple[int, ...], *, is_cache: bool) -> None:
+    """Of 40 samples each of two workers has read 16 at the second look."""
+    shape = trial(TrialOptions(samples=10))
+    points = tuple(
+        replace(shape.points[0], samples=samples, workers=(mb * MB, mb * MB))
+        for samples, mb in zip((8, 32, 184, 576), held, strict=True)
+    )
+    growth = filled(replace(shape, samples_read=576, points=points), 40)
+    assert (growth is not None) == is_cache
+
+
 def test_where_no_worker_can_load_the_doctor_could_not_run(made_up: Callable[..., None]) -> None:
     """Exit code 2, and the reason, once."""
     reason = "ValueError: no such file"
@@ -173,6 +189,19 @@ def test_where_no_worker_can_load_the_doctor_could_not_run(made_up: Callable[...
     assert (report.verdict, report.exit_code) == ("failed", 2)
     assert report.text().count(reason) == 1
     assert report.text().startswith("FAILED: ")
+
+
+def test_an_empty_dataset_is_told_before_any_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each trial would fail for the same reason; what it holds can be looked at all the same."""
+
+    class Empty(Kept):
+        def __len__(self) -> int:
+            return 0
+
+    monkeypatch.setattr(module, "run_trial", lambda *_, **__: pytest.fail("a trial was run"))
+    with pytest.raises(OptionError, match="empty: there is nothing to load"):
+        doctor(Empty())
+    assert len(doctor(Empty(rows=paths()), measure=False).hazards) == 1
 
 
 def test_a_dataset_that_cannot_be_sent_is_a_hazard(made_up: Callable[..., None]) -> None:

@@ -126,6 +126,18 @@ def test_what_cannot_be_made_says_why(code: Path, name: str, reason: str) -> Non
         load_target(f"{code}:{name}").open()
 
 
+def test_a_module_that_is_missing_is_told_without_a_place(tmp_path: Path) -> None:
+    """The place would be one in Python's own machinery, which says nothing."""
+    bad = tmp_path / "syntax_of_mine.py"
+    bad.write_text("def f(:")
+    for target, reason in (
+        ("no_module_of_mine:x", "No module named 'no_module_of_mine'"),
+        (f"{bad}:x", r"SyntaxError: invalid syntax \(syntax_of_mine.py, line 1\)"),
+    ):
+        with pytest.raises(OptionError, match=f"{reason}$"):
+            load_target(target).open()
+
+
 @pytest.mark.parametrize(
     ("text", "error", "reason"),
     [

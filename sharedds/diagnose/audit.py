@@ -34,7 +34,7 @@ from sharedds.diagnose.prices import Price, Pricer
 from sharedds.diagnose.signs import LIBRARIES_AFTER_FORK, random_kind, sign_of, table_kind
 from sharedds.diagnose.sizes import image_bytes, is_image
 
-__all__ = ["Audit", "audit", "without_unsendable"]
+__all__ = ["Audit", "as_sent", "audit"]
 
 #: What a worker may pay before it is worth a word, in bytes.
 LEAST_BYTES = 1_000_000
@@ -144,12 +144,14 @@ class _Search:
         sign = sign_of(obj)
         if sign is None:
             return None
+        harmless = part.via != "instance"  # made anew by each worker that imports the module
+        if part.via == "library" and sign.kind not in _ALWAYS:
+            return False  # no user could change it
         what = sign.label
         if sign.after_fork:
             what += f"; {sign.after_fork}"
-        if not sign.pickles:
+        if not (sign.pickles or harmless):
             what += _UNSENDABLE
-        harmless = part.via != "instance"  # made anew by each worker that imports the module
         self.hazards.append(
             Hazard(
                 kind=sign.kind,
@@ -174,6 +176,7 @@ class _Search:
                 what=f"{kind} that every worker of a plain DataLoader gets the same copy of: all "
                 "draw the same numbers (build_loader seeds it anew for each sample)",
                 fix=fix_of("random", part.path),
+                is_note=part.via == "library",  # which need not be drawn from for samples
                 repeats=True,
                 is_of_class=part.via != "instance",
             )
@@ -225,28 +228,39 @@ class _Search:
         if is_a(obj, functools._lru_cache_wrapper):
             info = obj.cache_info()
             if info.maxsize is None and not _takes_nothing(obj):
-                self.hazards.append(_cache(part, info.currsize))
+                cache = _cache(part, info.currsize)
+                self.hazards.append(replace(cache, is_note=part.via == "library"))
             return True
         return None
 
 
-def without_unsendable(found: Audit) -> Audit:
-    """Return what was found in a dataset that pickles all the same, as it leaves such parts out."""
-    sent = [
-        replace(
-            each,
-            spawn=0,
-            what=each.what.replace(_UNSENDABLE, ""),
-            is_note=each.is_note or each.kind not in _ALWAYS,
-        )
-        if each.spawn is None
-        else each
-        for each in found.hazards
-    ]
+def as_sent(found: Audit, nbytes: int) -> Audit:
+    """Return what was found in a dataset that pickles all the same, as it leaves such parts out.
+
+    Args:
+        found: What it holds.
+        nbytes: The size of its whole pickle: what would make that of more than twice as many is
+            not in it, as a table that is mapped anew by its path.
+    """
+    sent = [_sent(each, nbytes) for each in (*found.hazards, *found.notes)]
     return replace(
         found,
-        hazards=tuple(each for each in sent if not each.is_note),
-        notes=found.notes + tuple(each for each in sent if each.is_note),
+        hazards=tuple(each for each in sent if each is not None and not each.is_note),
+        notes=tuple(each for each in sent if each is not None and each.is_note),
+    )
+
+
+def _sent(hazard: Hazard, nbytes: int) -> Hazard | None:
+    if hazard.kind in _DATA and hazard.pickled > max(2 * nbytes, LEAST_BYTES):
+        left_out = replace(hazard, spawn=0, shared=0, tensors=0)
+        return left_out if left_out.fork >= LEAST_BYTES else None
+    if hazard.spawn is not None:
+        return hazard
+    return replace(
+        hazard,
+        spawn=0,
+        what=hazard.what.replace(_UNSENDABLE, ""),
+        is_note=hazard.is_note or hazard.kind not in _ALWAYS,
     )
 
 
@@ -327,6 +341,7 @@ def _priced(part: Part, kind: str, price: Price) -> Hazard:
         spawn=price.spawn,
         shared=price.shared,
         tensors=price.tensors,
+        pickled=price.pickled,
     )
 
 
@@ -341,4 +356,5 @@ def _rest(path: str, obj: Any, price: Price) -> Hazard:
         spawn=price.spawn,
         shared=price.shared,
         tensors=price.tensors,
+        pickled=price.pickled,
     )

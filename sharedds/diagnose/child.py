@@ -28,6 +28,12 @@ from sharedds.errors import SharedDSError
 __all__ = ["Report", "failure", "main"]
 
 _HERE = os.path.dirname(__file__) + os.sep
+#: What torch says where tensors of several shapes shall be one, in the trainer and in a worker.
+_NOT_ALIKE = ("stack expects each tensor to be equal size", "storage that is not resizable")
+_NO_STACK = (
+    "; samples of different shapes do not stack: make them alike in the dataset, or name a "
+    "DataLoader with a collate_fn of its own"
+)
 
 
 class Report:
@@ -78,6 +84,8 @@ def failure(error: BaseException) -> dict[str, str]:
         # KeyError would show the repr.
         text = str(error.args[0] if len(error.args) == 1 else error)
         text = _of_worker(text) or f"{type(error).__name__}: {error}".rstrip(": ")
+    if any(words in text for words in _NOT_ALIKE):
+        text += _NO_STACK
     return {"error": text, "details": _trace(error)}
 
 

@@ -83,6 +83,8 @@ def doctor(
     workers = num_workers or max(1, min(_MOST_WORKERS, machine.cpus.count))
     plans = _planned(machine, chosen, workers, samples) if measure else []
     found = _examined(made, _step(tick, 0, len(plans) + 1))
+    if plans and found.samples == 0:
+        raise OptionError(f"{made.name}: the dataset is empty: there is nothing to load")
     if found.is_iterable:
         plans = _of_torch_only(plans)
     size = batch_size or found.batch_size or _BATCH_SIZE

@@ -7,12 +7,12 @@ held is free again before workers are measured.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from sharedds.diagnose.audit import Audit, audit, without_unsendable
+from sharedds.diagnose.audit import Audit, as_sent, audit
 from sharedds.diagnose.hazards import Hazard
 from sharedds.diagnose.pickles import PickleSize, pickle_size
 from sharedds.diagnose.target import Opened
@@ -50,10 +50,12 @@ def examine(opened: Opened, say: Callable[[str], None] = lambda _: None) -> dict
     """
     say("looking at what the dataset holds")
     found = audit(opened.dataset, collate_fn=opened.collate_fn)
+    if str(getattr(opened.worker_init_fn, "__module__", "")).startswith("monai."):
+        found = _seeded(found)
     say("measuring its pickle")
     size = pickle_size(opened.dataset)
     if size.error is None and size.is_whole:
-        found = without_unsendable(found)
+        found = as_sent(found, size.nbytes)
     try:
         samples: int | None = len(opened.dataset)
     except Exception:  # it has none, or that is the user's code too
@@ -85,3 +87,15 @@ def examined(facts: dict[str, Any]) -> Examined:
         pickle=PickleSize(**facts["pickle"]),
         is_iterable=facts["is_iterable"],
     )
+
+
+def _seeded(found: Audit) -> Audit:
+    """Return what was found where a ``worker_init_fn`` seeds what the transforms hold."""
+    is_seeded = [each.kind == "random" and not each.is_of_class for each in found.hazards]
+    notes = [
+        replace(each, is_note=True, what=f"{each.what}; MONAI's worker_init_fn seeds it here")
+        for each, seeded in zip(found.hazards, is_seeded, strict=True)
+        if seeded
+    ]
+    left = [each for each, seeded in zip(found.hazards, is_seeded, strict=True) if not seeded]
+    return replace(found, hazards=tuple(left), notes=(*found.notes, *notes))

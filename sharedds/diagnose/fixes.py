@@ -32,10 +32,19 @@ _CACHE = """\
 _TABLE = """\
 class Rows(sharedds.LazyDataset):        # rows packed in one file
     def __init__(self, table):
-        super().__init__(table.itertuples(index=False, name=None))
+        super().__init__({rows})
 
     def load(self, row):
         ..."""
+
+_ARROW = """\
+with pa.OSFile("{name}.arrow", "wb") as file:       # once
+    with pa.ipc.new_file(file, {name}.schema) as out:
+        out.write({name})
+
+@sharedds.per_process                    # mapped, not copied
+def {name}(self):
+    return pa.ipc.open_file(pa.memory_map("{name}.arrow")).read_all()"""
 
 _RECORDS = """\
 class Samples(sharedds.LazyDataset):     # items packed in one file
@@ -125,6 +134,8 @@ def fix_of(kind: str, path: str, about: Any = None) -> str:
         return _LOCK.format(name=name, makes=about or "threading.Lock()")
     if kind == "objects":
         return _of_objects(path, about)
+    if kind == "table":
+        return _of_table(about).replace("{name}", name)
     if kind == "array":
         template = _ARRAY if is_a(about, (np.ndarray, torch.Tensor)) else _ARRAYS
         return template.format(name=name)
@@ -137,7 +148,6 @@ def fix_of(kind: str, path: str, about: Any = None) -> str:
         "device": _DEVICE,
         "start": _START,
         "random": _RANDOM,
-        "table": _TABLE,
     }
     return texts[kind].replace("{name}", name).replace("{place}", _place(path))
 
@@ -156,6 +166,14 @@ def _of_objects(path: str, obj: Any) -> str:
             dtype = "float64" if any(type(part) is float for part in inner) else "int64"
             return _ROWS.format(name=name, place=place, dtype=dtype)
     return (_MAPPING if is_a(obj, dict) else _RECORDS).format(name=name)
+
+
+def _of_table(table: Any) -> str:
+    package = type(table).__module__.partition(".")[0]
+    if package == "pyarrow":
+        return _ARROW
+    rows = "table.rows()" if package == "polars" else "table.itertuples(index=False, name=None)"
+    return _TABLE.replace("{rows}", rows)
 
 
 def _all_are(items: list[Any], *kinds: type) -> bool:

@@ -13,6 +13,7 @@ import contextlib
 import functools
 import itertools
 import logging
+import os
 import sys
 import time
 import types
@@ -60,6 +61,7 @@ _PLAIN = (*_LEAVES[:8], type, types.ModuleType)
 OWN_ROOMS = ("sharedds.handles.", "sharedds.packed.", "sharedds.store.")
 _CLASS_DICT: Callable[[type], Mapping[str, Any]] = type.__dict__["__dict__"].__get__
 _LIBRARIES = frozenset({"torch", "numpy", "sharedds", "PIL", "pandas", "torchvision"})
+_INSTALLED = frozenset({"site-packages", "dist-packages"})  # folders of such packages
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,8 @@ class Part:
         path: How to get there, from the root.
         value: The object.
         via: "instance" for what belongs to an object; "class" for an attribute of a class and
-            "global" for a global that code uses: spawned workers make these anew.
+            "global" for a global that code uses, or "library" for both of an installed package:
+            spawned workers make these anew.
     """
 
     path: str
@@ -118,6 +121,8 @@ def _belongs_elsewhere(obj: Any) -> bool:
     streams = (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__)
     if any(obj is stream for stream in streams) and obj is not None:
         return True
+    if any(kind.__module__ == "asyncio.events" for kind in type(obj).__mro__):
+        return True  # a loop, with sockets to itself
     module = str(type(obj).__module__)
     return module in _BETWEEN_PROCESSES or module.startswith(OWN_ROOMS)
 
@@ -202,12 +207,13 @@ def _of_class(kind: type) -> Iterator[Part]:
     for owner in kind.__mro__:
         if _is_library(owner.__module__):
             continue
+        via = "library" if _is_installed(owner.__module__) else "class"
         for name, value in tuple(_CLASS_DICT(owner).items()):
             path = f"{owner.__qualname__}.{name}"
             if is_a(value, (staticmethod, classmethod)):
-                yield Part(path, value.__func__, "class")
+                yield Part(path, value.__func__, via)
             elif is_a(value, types.FunctionType) or not name.startswith("__"):
-                yield Part(path, value, "class")
+                yield Part(path, value, via)
 
 
 def _of_function(path: str, function: types.FunctionType, via: str) -> Iterator[Part]:
@@ -219,10 +225,11 @@ def _of_function(path: str, function: types.FunctionType, via: str) -> Iterator[
     yield Part(f"{path}.__defaults__", function.__defaults__, via)
     if _is_library(str(function.__module__)):
         return
+    via = "library" if _is_installed(str(function.__module__)) else "global"
     for name in names_used(function.__code__):
         value = function.__globals__.get(name)
         if not is_a(value, _PLAIN):
-            yield Part(f"global {name!r} of {function.__module__}", value, "global")
+            yield Part(f"global {name!r} of {function.__module__}", value, via)
 
 
 def modules_used(function: types.FunctionType) -> set[str]:
@@ -234,3 +241,9 @@ def modules_used(function: types.FunctionType) -> set[str]:
 def _is_library(module: str) -> bool:
     package = module.partition(".")[0]
     return package in _LIBRARIES or package in sys.stdlib_module_names
+
+
+def _is_installed(module: str) -> bool:
+    """Whether a module came with an installed package, and is no code of the dataset's author."""
+    place = str(getattr(sys.modules.get(module), "__file__", None) or "")
+    return not _INSTALLED.isdisjoint(place.split(os.sep))

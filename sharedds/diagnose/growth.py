@@ -16,6 +16,7 @@ __all__ = ["Growth", "filled", "grown", "growth_of", "may_grow"]
 #: How much a worker must have grown to be worth a second look, in bytes.
 _SUSPICIOUS = 8_000_000
 _LEAST_SHARE = 0.35  # of all growth, in the second half; half of it, if it goes on evenly
+_LEAST_LEFT = 0.25  # of all growth of a cache, when at most half of it can be full
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,11 @@ def filled(trial: Trial, samples: int | None) -> Growth | None:
     """
     growth = grown(trial)
     if not samples or trial.samples_read < samples or growth.nbytes < _SUSPICIOUS:
+        return None
+    # When each worker has read half as many as there are, a cache has half of it still to come.
+    curve = _curve(trial)
+    early = [used for read, used in curve[1:] if read <= samples * trial.num_workers / 2]
+    if early and curve[-1][1] - early[-1] < _LEAST_LEFT * growth.nbytes:
         return None
     return growth
 

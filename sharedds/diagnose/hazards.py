@@ -19,6 +19,7 @@ __all__ = ["Hazard", "described", "grouped"]
 
 _MOST_OF_ONE_PLACE = 3
 _INDEX = re.compile(r"\[(?:'[^']*'|[^\]]*)\]")
+_ATTRIBUTE = re.compile(r"\w+\.\w+")  # of the dataset itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,7 @@ class Hazard:
         spawn: Private bytes of each worker started by spawn or forkserver; None if it cannot start.
         shared: Bytes that spawn and forkserver move to shared memory once, for all workers.
         tensors: How many tensors that are; each takes an open file on its way.
+        pickled: Bytes that it adds to a pickle, if it is part of one.
         breaks: Whether a forked worker cannot use it.
         repeats: Whether workers of a plain DataLoader draw the same random numbers.
         is_of_class: Whether a class or a module holds it, not the dataset's objects.
@@ -50,6 +52,7 @@ class Hazard:
     spawn: int | None = 0
     shared: int = 0
     tensors: int = 0
+    pickled: int = 0
     breaks: bool = False
     repeats: bool = False
     is_of_class: bool = False
@@ -85,6 +88,8 @@ def grouped(hazards: list[Hazard]) -> list[Hazard]:
     places: dict[tuple[str, str, bool], list[Hazard]] = {}
     for hazard in hazards:
         place = _INDEX.sub("[...]", hazard.path)
+        if hazard.kind == "random" and (held := _ATTRIBUTE.match(place)):
+            place = f"{held[0]} {hazard.what}"  # wherever in it, as in a pipeline of transforms
         places.setdefault((hazard.kind, place, hazard.is_note), []).append(hazard)
     kept = []
     for group in places.values():
@@ -102,13 +107,17 @@ def grouped(hazards: list[Hazard]) -> list[Hazard]:
                 spawn=None if cannot else sum(each.spawn or 0 for each in group),
                 shared=sum(each.shared for each in group),
                 tensors=sum(each.tensors for each in group),
+                pickled=sum(each.pickled for each in group),
             )
         )
     return kept
 
 
 def _common(paths: list[str]) -> str:
-    """Return a path with ``[...]`` wherever some paths have different keys."""
+    """Return a path with ``[...]`` wherever some paths have different keys, or where they part."""
+    if len({_INDEX.sub("[...]", path) for path in paths}) > 1:
+        held = _ATTRIBUTE.match(paths[0])
+        return held[0] if held else paths[0]
     keys = [_INDEX.findall(path) for path in paths]
     same = iter([each[0] if len(set(each)) == 1 else "[...]" for each in zip(*keys, strict=True)])
     return _INDEX.sub(lambda _: next(same), paths[0])

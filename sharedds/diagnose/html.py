@@ -70,7 +70,7 @@ def as_html(report: DoctorReport) -> str:
     parts.append(f"<p>{_text(pickle_text(report.pickle))}</p>")
     if report.trials:
         parts += [
-            f"<h2>Measured, {report.num_workers} workers</h2>",
+            f"<h2>Measured, {report.num_workers} worker{'s' * (report.num_workers != 1)}</h2>",
             _table(TRIAL_HEADER, trial_rows(report.trials)),
             *(f"<p>{_text(line)}</p>" for line in (*failures(report.trials), *remarks(report))),
             "<h2>Private memory of each worker</h2>",
@@ -144,6 +144,7 @@ def _draw(trial: Trial, ax: Any) -> None:
         ax.plot(*zip(*known, strict=True), marker=".", label=f"worker {number}") if known else None
     ax.set_title(f"{trial.options.loader}, {trial.options.start_method}", fontsize=10)
     ax.set_xlabel("samples read")
+    ax.locator_params(axis="x", nbins=5)  # large numbers would run into each other
     ax.grid(alpha=0.3)
     if workers <= 8:
         ax.legend(fontsize=8)

@@ -40,6 +40,7 @@ _PULSE = 2.0  # seconds
 _WITHOUT_A_WORD = 10.0  # times the patience, however busy a process is
 _FORGOTTEN = 3600.0  # seconds since anything was written to a folder that nobody uses
 _PREFIX = "sharedds-trial-"
+_HERE = os.path.dirname(__file__) + os.sep
 _LONGEST_FOLDER = 70  # characters; the path of a socket may have 107, and some are added
 
 #: A process that outlives this one by a moment. The trial has a thread for that, which ends it in
@@ -359,7 +360,8 @@ def _stack(output: str) -> str:
         return ""
     lines = output[begin:].splitlines()
     stack = [line for line in lines[1:] if line.lstrip().startswith("File ")]
-    return "\n".join(stack)
+    ours = [number for number, line in enumerate(stack) if _HERE in line]  # what called it
+    return "\n".join(stack[: ours[0]] if ours and ours[0] else stack)
 
 
 def _place(stack: str) -> str:

@@ -28,10 +28,6 @@ LIBRARIES_AFTER_FORK = {
         "cv2.setNumThreads(0)",
     ),
     "h5py": ("HDF5 keeps state and a lock that a fork copies", "start_method='forkserver'"),
-    "zarr": (
-        "zarr keeps an event loop on a thread that a forked worker does not have",
-        "start_method='forkserver'",
-    ),
     "SimpleITK": (
         "SimpleITK keeps a pool of threads that a forked worker does not have",
         "start_method='forkserver'",
@@ -44,6 +40,7 @@ LIBRARIES_AFTER_FORK = {
 }
 
 _SHARED_POSITION = "forked workers share its position in the file and read what others asked for"
+_SHARED_MAP = "a forked worker may not use it, nor open the same file again"
 _SHARED_STATE = "forked workers share its file and its state, and break each other's reads"
 
 
@@ -70,16 +67,26 @@ class Sign:
 _HANDLES: dict[tuple[str, str], Sign] = {
     ("h5py", "File"): Sign(kind="handle", label="an open HDF5 file", opens="h5py.File(self.path)"),
     ("h5py", "HLObject"): Sign(
-        kind="handle", label="an object of an open HDF5 file", opens="h5py.File(self.path)"
+        kind="handle", label="an object of an open HDF5 file", opens='h5py.File(self.path)["name"]'
     ),
     ("lmdb", "Environment"): Sign(
         kind="handle",
         label="an open LMDB environment",
-        after_fork="a forked worker may not use it, nor open the same file again",
-        opens="lmdb.open(self.path, readonly=True, lock=False, subdir=False)",
+        after_fork=_SHARED_MAP,
+        opens="lmdb.open(self.path, readonly=True, lock=False)",
     ),
-    ("lmdb", "Transaction"): Sign(kind="handle", label="an LMDB transaction"),
-    ("lmdb", "Cursor"): Sign(kind="handle", label="an LMDB cursor"),
+    ("lmdb", "Transaction"): Sign(
+        kind="handle",
+        label="an LMDB transaction",
+        after_fork=_SHARED_MAP,
+        opens="lmdb.open(self.path, readonly=True, lock=False).begin()",
+    ),
+    ("lmdb", "Cursor"): Sign(
+        kind="handle",
+        label="an LMDB cursor",
+        after_fork=_SHARED_MAP,
+        opens="lmdb.open(self.path, readonly=True, lock=False).begin().cursor()",
+    ),
     ("sqlite3", "Connection"): Sign(
         kind="handle",
         label="an open SQLite database",
@@ -92,11 +99,13 @@ _HANDLES: dict[tuple[str, str], Sign] = {
         label="an open socket",
         after_fork="forked workers read each other's answers from it",
     ),
-    ("zarr", "Array"): Sign(
-        kind="handle", label="an open zarr array", pickles=True, opens="zarr.open(self.path, 'r')"
-    ),
-    ("zarr", "Group"): Sign(
-        kind="handle", label="an open zarr group", pickles=True, opens="zarr.open(self.path, 'r')"
+    # What a zarr array reads: a folder is opened for each chunk, and an archive is a ZipFile.
+    ("fsspec", "AsyncFileSystem"): Sign(
+        kind="handle",
+        label="a remote file system with open connections",
+        pickles=True,
+        after_fork="its event loop runs on a thread that a forked worker does not have",
+        opens="fsspec.filesystem(...)",
     ),
     ("tifffile", "TiffFile"): Sign(
         kind="handle",

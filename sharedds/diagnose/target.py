@@ -36,6 +36,11 @@ from sharedds.workers.transport import explain
 
 __all__ = ["Opened", "StackOrList", "StoreSamples", "Target", "load_target"]
 
+#: Where the files of what imports modules begin: it says nothing of one that fails.
+_NO_PLACES = (
+    "<frozen",
+    *(os.path.dirname(file) + os.sep for file in (__file__, importlib.__file__)),
+)
 _EXPECTED = "a store, a folder of images, module:attribute or file.py:attribute"
 
 
@@ -257,7 +262,11 @@ def _guarded(name: str, function: Callable[[], Any]) -> Any:
     except SharedDSError:
         raise
     except (Exception, SystemExit) as error:
-        places = traceback.extract_tb(error.__traceback__)
+        places = [
+            place
+            for place in traceback.extract_tb(error.__traceback__)
+            if not place.filename.startswith(_NO_PLACES)
+        ]
         where = f" ({places[-1].filename}, line {places[-1].lineno})" if places else ""
         text = f"{type(error).__name__}: {error}".rstrip(": ")
         raise OptionError(f"{name} cannot be made: {text}{where}") from error
