@@ -1,6 +1,6 @@
 """What all benchmarks share: fresh processes, interleaved rounds, machine facts, results."""
 
-from harness.cases import Benchmark, Case, Context, Goal, Runs, ratios
+from harness.cases import Benchmark, Case, Context, Goal, Runs, against, ratios
 from harness.clock import Stopwatch
 from harness.files import evict, read_all, resident_share, sync
 from harness.run import main
@@ -12,6 +12,7 @@ __all__ = [
     "Goal",
     "Runs",
     "Stopwatch",
+    "against",
     "evict",
     "main",
     "ratios",

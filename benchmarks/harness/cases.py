@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Benchmark", "Case", "Context", "Goal", "GoalRow", "Result", "Row", "Runs", "ratios"]
+__all__ = [
+    "Benchmark",
+    "Case",
+    "Context",
+    "Goal",
+    "GoalRow",
+    "Result",
+    "Row",
+    "Runs",
+    "against",
+    "ratios",
+]
 
 # case -> figure -> one value for each round, in the order of the rounds
 Runs = Mapping[str, Mapping[str, list[float]]]
@@ -38,13 +50,18 @@ class Case:
         name: What the result calls it.
         run: Measures once and returns figures by name, the unit being the name ("img/s").
         rival: Instead of ``run``: a script in ``rivals/`` with its arguments, for the interpreter
-            of ``--peers``. It gets the folders of data and scratch before them.
+            of ``--peers``. It gets the folders of data and scratch before them. What is not
+            installed there, or fails, is said in the result and stops nothing.
+        keeps: A folder of ``work`` that a rival gets instead of an empty one, kept over all rounds.
+        makes: The script with its arguments that fills ``keeps``, once before the first round.
         rounds: Run only in the first so many rounds; None for all.
     """
 
     name: str
     run: Callable[[Context], Mapping[str, float]] | None = None
     rival: tuple[str, ...] = ()
+    keeps: str = ""
+    makes: tuple[str, ...] = ()
     rounds: int | None = None
 
 
@@ -58,6 +75,7 @@ class Goal:
         target: What the median is compared with.
         at_least: Whether more is better.
         needs: Cases without which it cannot be told.
+        needs_one: Cases of which at least one must have run.
     """
 
     text: str
@@ -65,6 +83,7 @@ class Goal:
     target: float
     at_least: bool = True
     needs: tuple[str, ...] = ()
+    needs_one: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +157,7 @@ class Result:
     elsewhere: tuple[float, float]  # share of the CPUs that others took: median and worst run
     patience: int  # how often a run was repeated while that share was over a tenth
     left_out: tuple[str, ...] = ()
+    missing: tuple[tuple[str, str], ...] = ()  # rivals that could not run, and why
     notes: tuple[str, ...] = field(default=())
 
 
@@ -145,3 +165,20 @@ def ratios(runs: Runs, case: str, figure: str, *others: str) -> list[float]:
     """Return, for each round, the figure of ``case`` over the largest one of the others."""
     rounds = zip(runs[case][figure], *(runs[o][figure] for o in others), strict=True)
     return [own / max(rest) for own, *rest in rounds]
+
+
+def against(
+    runs: Runs,
+    case: str,
+    figure: str,
+    others: Sequence[str],
+    best: Callable[[Iterable[float]], float] = max,
+) -> list[float]:
+    """Return, for each round, the figure of ``case`` over the best of those others that ran.
+
+    Another case with fewer rounds counts by its median.
+    """
+    own = runs[case][figure]
+    found = [runs[other][figure] for other in others if figure in runs.get(other, {})]
+    full = [v if len(v) == len(own) else [statistics.median(v)] * len(own) for v in found]
+    return [value / best(rest) for value, *rest in zip(own, *full, strict=True)]

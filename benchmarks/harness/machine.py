@@ -23,7 +23,25 @@ _OURS = (
     "torch",
     "xxhash",
 )
-_RIVALS = ("mosaicml-streaming", "datasets", "pyarrow", "webdataset", "array_record", "pillow")
+_RIVALS = (
+    "torch",
+    "torchvision",
+    "mosaicml-streaming",
+    "datasets",
+    "pyarrow",
+    "webdataset",
+    "array_record",
+    "grain",
+    "litdata",
+    "spdl-io",
+    "spdl-core",
+    "nvidia-dali-cuda120",
+    "ffcv",
+    "tensordict",
+    "simplejpeg",
+    "opencv-python-headless",
+    "pillow",
+)
 _ASK = """
 import importlib.metadata, json, platform, sys
 found = {"python": platform.python_version()}

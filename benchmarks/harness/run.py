@@ -11,13 +11,14 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from harness.cases import Benchmark, Case, Context, Goal, GoalRow, Result, Row, Runs
 from harness.clock import Elsewhere
 from harness.machine import machine_facts
+from harness.summary import update_table
 from harness.tables import as_text, write_readme
 
 __all__ = ["main"]
@@ -25,8 +26,14 @@ __all__ = ["main"]
 _HERE = Path(__file__).resolve().parents[1]
 _RESULTS = _HERE / "results"
 _PREPARE = "(prepare)"
+_MISSING = 3  # a rival's way to say that something it needs is not installed
+_LONGEST, _LONGEST_MAKING = 300, 1200  # seconds that a run of a rival, or its preparation, may take
 _CALM = 0.1  # others take at most this share of the CPUs
 _RENDERED, _QUICK_RENDERED = (400, 500), (20, 96)  # pictures, longer side in pixels
+
+
+class _RivalError(Exception):
+    """A rival cannot run here; the text says why."""
 
 
 def _options(benchmark: Benchmark) -> argparse.Namespace:
@@ -78,7 +85,8 @@ def main(benchmark: Benchmark) -> None:
         work = Path(folder)
         data, described = _find_data(benchmark, options, work)
         before = os.getloadavg()[0]
-        runs, left_out, elsewhere = _run_rounds(benchmark, options, data=data, work=work)
+        measured = _run_rounds(benchmark, options, data=data, work=work)
+        runs, elsewhere = measured.runs, measured.elsewhere
         result = Result(
             name=benchmark.name,
             question=benchmark.question,
@@ -91,7 +99,8 @@ def main(benchmark: Benchmark) -> None:
             load=(before, os.getloadavg()[0]),
             elsewhere=(statistics.median(elsewhere), max(elsewhere)),
             patience=options.patience,
-            left_out=tuple(left_out),
+            left_out=tuple(measured.left_out),
+            missing=tuple(measured.missing.items()),
             notes=tuple(options.note),
         )
     print(as_text(asdict(result)))
@@ -101,6 +110,7 @@ def main(benchmark: Benchmark) -> None:
         target.write_text(json.dumps(asdict(result), indent=1, ensure_ascii=False) + "\n", "utf-8")
         if target.parent.resolve() == _RESULTS:
             write_readme(_RESULTS)
+            update_table(_HERE.parent / "README.md", _RESULTS)
 
 
 def _run_one(benchmark: Benchmark, options: argparse.Namespace) -> None:
@@ -136,28 +146,76 @@ def _find_data(benchmark: Benchmark, options: argparse.Namespace, work: Path) ->
     return data, f"{name} ({len(files):,} files, {megabytes:,.0f} MB)"
 
 
+@dataclass(slots=True)
+class _Measured:
+    """The figures, the cases left out, those that could not run, and what others took."""
+
+    runs: dict[str, dict[str, list[float]]]
+    left_out: list[str]
+    missing: dict[str, str] = field(default_factory=dict)
+    elsewhere: list[float] = field(default_factory=list)
+
+
 def _run_rounds(
     benchmark: Benchmark, options: argparse.Namespace, *, data: Path, work: Path
-) -> tuple[Runs, list[str], list[float]]:
-    """Return the figures, the cases left out, and the share of the CPUs others took in each run."""
+) -> _Measured:
     rounds = options.rounds or (1 if options.quick else benchmark.rounds)
     cases = [case for case in benchmark.cases if case.run is not None or options.peers]
     left_out = [case.name for case in benchmark.cases if case not in cases]
     cases = cases[: benchmark.quick_cases] if options.quick else cases
+    measured = _Measured({case.name: defaultdict(list) for case in cases}, left_out)
     if benchmark.prepare is not None:
         _child(benchmark, Case(name=_PREPARE), options, data=data, work=work)
-    runs: dict[str, dict[str, list[float]]] = {case.name: defaultdict(list) for case in cases}
-    elsewhere: list[float] = []
+    _make_stores(benchmark, cases, options, measured, data=data, work=work)
     for number in range(rounds):
         for case in cases if number % 2 == 0 else reversed(cases):
-            if case.rounds is not None and number >= case.rounds:
+            if case.name in measured.missing or number >= (case.rounds or rounds):
                 continue
-            share, figures = _calm_run(benchmark, case, options, data=data, work=work)
-            elsewhere.append(share)
+            try:
+                share, figures = _calm_run(benchmark, case, options, data=data, work=work)
+            except _RivalError as error:
+                _give_up(measured, case, str(error))
+                continue
+            measured.elsewhere.append(share)
             for figure, value in figures.items():
-                runs[case.name][figure].append(value)
+                measured.runs[case.name][figure].append(value)
             print(f"round {number + 1}/{rounds}: {case.name}", file=sys.stderr, flush=True)
-    return runs, left_out, elsewhere
+    return measured
+
+
+def _make_stores(
+    benchmark: Benchmark,
+    cases: list[Case],
+    options: argparse.Namespace,
+    measured: _Measured,
+    *,
+    data: Path,
+    work: Path,
+) -> None:
+    """Make what rivals keep over all rounds, each folder once."""
+    made: dict[str, str] = {}
+    for case in cases:
+        if not case.keeps:
+            continue
+        if case.keeps not in made:
+            (work / case.keeps).mkdir()
+            made[case.keeps] = ""
+            if case.makes:
+                making = replace(case, rival=case.makes)
+                try:
+                    _child(benchmark, making, options, data=data, work=work, most=_LONGEST_MAKING)
+                except _RivalError as error:
+                    made[case.keeps] = str(error)
+                print(f"made: {case.keeps}", file=sys.stderr, flush=True)
+        if made[case.keeps]:
+            _give_up(measured, case, made[case.keeps])
+
+
+def _give_up(measured: _Measured, case: Case, reason: str) -> None:
+    """Leave a rival out from now on, with what it has shown before: half its rounds would lie."""
+    print(f"{case.name}: {reason}", file=sys.stderr, flush=True)
+    measured.missing[case.name] = reason
+    measured.runs.pop(case.name, None)
 
 
 def _calm_run(
@@ -173,26 +231,55 @@ def _calm_run(
 
 
 def _child(
-    benchmark: Benchmark, case: Case, options: argparse.Namespace, *, data: Path, work: Path
+    benchmark: Benchmark,
+    case: Case,
+    options: argparse.Namespace,
+    *,
+    data: Path,
+    work: Path,
+    most: float = _LONGEST,
 ) -> dict[str, float]:
     """Run a case in a process of its own; the last line it prints are its figures."""
     scratch = work / "scratch"
     scratch.mkdir()
-    if case.rival:
-        script, *rest = case.rival
-        command = [options.peers, str(_HERE / "rivals" / script), str(data), str(scratch), *rest]
-    else:
+    try:
+        if case.rival:
+            return _rival(case, options.peers, data, work / (case.keeps or "scratch"), most)
         command = [sys.executable, benchmark.file, "--case", case.name]
         command += ["--data", str(data), "--work", str(work), "--scratch", str(scratch)]
         command += ["--quick"] if options.quick else []
-    try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"{benchmark.name}, {case.name}: failed\n{done.stdout}\n{done.stderr}")
-        figures: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
-        return figures
+        return _figures(done.stdout)
     finally:
         shutil.rmtree(scratch)
+
+
+def _rival(case: Case, peers: str, data: Path, folder: Path, most: float) -> dict[str, float]:
+    """Run a rival; it finds the harness as ``harness``."""
+    script, *rest = case.rival
+    command = [peers, str(_HERE / "rivals" / script), str(data), str(folder), *rest]
+    with tempfile.TemporaryDirectory(prefix="rival-", ignore_cleanup_errors=True) as temporary:
+        environment = {**os.environ, "PYTHONPATH": str(_HERE), "TMPDIR": temporary}
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, env=environment, timeout=most
+            )
+        except subprocess.TimeoutExpired as error:
+            raise _RivalError(f"failed: no end after {most:.0f} s") from error
+    if done.returncode == _MISSING:
+        raise _RivalError(f"not installed: {done.stdout.strip().splitlines()[-1]}")
+    if done.returncode:
+        print(done.stderr, file=sys.stderr, flush=True)
+        last = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
+        raise _RivalError(f"failed: {last}")
+    return _figures(done.stdout)
+
+
+def _figures(text: str) -> dict[str, float]:
+    figures: dict[str, float] = json.loads(text.strip().splitlines()[-1])
+    return figures
 
 
 def _rows(runs: Runs) -> list[Row]:
@@ -212,7 +299,8 @@ def _rows(runs: Runs) -> list[Row]:
 
 def _judge(goal: Goal, runs: Runs, *, quick: bool) -> GoalRow:
     untold = GoalRow(text=goal.text, target=goal.target, at_least=goal.at_least)
-    if any(case not in runs for case in goal.needs):
+    one = not goal.needs_one or any(case in runs for case in goal.needs_one)
+    if not one or any(case not in runs for case in goal.needs):
         return untold
     try:
         values = goal.values(runs)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["as_text", "write_readme"]
+__all__ = ["as_text", "number", "write_readme"]
 
 _INTRO = """# Measurements
 
@@ -24,7 +24,8 @@ of the rounds.
 """
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """Return a figure as tables show it: about three digits."""
     if value is None:
         return "–"
     if value == 0 or abs(value) >= 100:
@@ -35,7 +36,7 @@ def _number(value: float | None) -> str:
 def _span(item: dict[str, Any]) -> str:
     if item["median"] is None:
         return "not measured"
-    return f"{_number(item['median'])} ({_number(item['low'])}–{_number(item['high'])})"
+    return f"{number(item['median'])} ({number(item['low'])}–{number(item['high'])})"
 
 
 def _verdict(goal: dict[str, Any]) -> str:
@@ -43,7 +44,7 @@ def _verdict(goal: dict[str, Any]) -> str:
 
 
 def _target(goal: dict[str, Any]) -> str:
-    return f"{goal['text']}: {'≥' if goal['at_least'] else '≤'} {_number(goal['target'])}"
+    return f"{goal['text']}: {'≥' if goal['at_least'] else '≤'} {number(goal['target'])}"
 
 
 def _machine(facts: dict[str, Any]) -> str:
@@ -66,6 +67,8 @@ def _section(result: dict[str, Any]) -> Iterator[str]:
     yield "|---|---|---|---|"
     for row in result["rows"]:
         yield f"| {row['case']} | {row['figure']} | {_span(row)} | {row['rounds']} |"
+    for case, reason in result.get("missing", ()):
+        yield f"| {case} | – | {reason} | 0 |"
     yield ""
     for note in result["notes"]:
         yield f"- {note}"
@@ -92,6 +95,7 @@ def as_text(result: dict[str, Any]) -> str:
         f"  {_target(g)} -> {_span(g)}, met: {_verdict(g).strip('*')}" for g in result["goals"]
     ]
     rows = [f"  {r['case']:<44} {_span(r):>32} {r['figure']}" for r in result["rows"]]
+    rows += [f"  {case:<44} {reason}" for case, reason in result.get("missing", ())]
     return "\n".join([f"{result['name']}: {result['question']}", *rows, *goals])
 
 
@@ -104,5 +108,6 @@ def write_readme(folder: Path) -> None:
         for g in r["goals"]
     ]
     sections = [line for result in results for line in _section(result)]
-    text = _INTRO + "\n".join([*lines, "", *sections])
+    drawn = ["Some are drawn: [plots.md](plots.md).", ""] if (folder / "plots.md").exists() else []
+    text = _INTRO + "\n".join([*lines, "", *drawn, *sections])
     (folder / "README.md").write_text(text.rstrip() + "\n", "utf-8")

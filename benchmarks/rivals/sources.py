@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from PIL import Image
+from PIL import Image, ImageOps
 
 
 def labelled_files(data: Path) -> list[tuple[str, int]]:
@@ -39,7 +39,15 @@ def shrunk(path: str) -> bytes:
     return out.getvalue()
 
 
-WORK: dict[str, Callable[[str], bytes]] = {"copy": as_it_is, "shrink": shrunk}
+def pixels(path: str) -> bytes:
+    """Return 256 x 256 pixels by Pillow: decoded no larger than needed, scaled to cover, cut."""
+    with Image.open(path) as picture:
+        picture.draft("RGB", (256, 256))
+        fitted = ImageOps.fit(picture.convert("RGB"), (256, 256), Image.Resampling.BILINEAR)
+    return fitted.tobytes()
+
+
+WORK: dict[str, Callable[[str], bytes]] = {"copy": as_it_is, "shrink": shrunk, "pixels": pixels}
 
 
 def samples(files: list[tuple[str, int]], work: str) -> Iterator[tuple[bytes, int]]:
@@ -57,7 +65,8 @@ def _cpu_seconds() -> float:
 def measure(write: Callable[[list[tuple[str, int]], Path, str, int], None]) -> None:
     """Time ``write(files, folder, work, processes)`` and print the figures.
 
-    Arguments of the script: data, scratch, ``copy`` or ``shrink``, and the number of processes.
+    Arguments of the script: data, scratch, ``copy``, ``shrink`` or ``pixels``, and the number of
+    processes.
     """
     data, scratch, work, processes = (
         Path(sys.argv[1]),
