@@ -23,13 +23,16 @@ if TYPE_CHECKING:
     from sharedds.order import BalancedSampling, WeightedSampling
     from sharedds.packed import PackedStrings, RaggedArray
     from sharedds.store import Field, Store, StoreWriter, info, verify
+    from sharedds.views import CenterCrop, Full, RandomCrop, RandomResizedCrop, Resize
 
     __version__: str
 
 __all__ = [
     "BalancedSampling",
+    "CenterCrop",
     "ConcatDataset",
     "Field",
+    "Full",
     "ImageDataset",
     "LazyDataset",
     "Machine",
@@ -37,6 +40,9 @@ __all__ = [
     "OptimizedDataLoader",
     "PackedStrings",
     "RaggedArray",
+    "RandomCrop",
+    "RandomResizedCrop",
+    "Resize",
     "StallMeter",
     "Store",
     "StoreWriter",
@@ -60,8 +66,10 @@ __all__ = [
 # Where each public name is defined; a test compares this with the imports above.
 _HOMES = {
     "BalancedSampling": "sharedds.order",
+    "CenterCrop": "sharedds.views",
     "ConcatDataset": "sharedds.datasets",
     "Field": "sharedds.store",
+    "Full": "sharedds.views",
     "ImageDataset": "sharedds.datasets",
     "LazyDataset": "sharedds.datasets",
     "Machine": "sharedds.host.machine",
@@ -69,6 +77,9 @@ _HOMES = {
     "OptimizedDataLoader": "sharedds.loader",
     "PackedStrings": "sharedds.packed",
     "RaggedArray": "sharedds.packed",
+    "RandomCrop": "sharedds.views",
+    "RandomResizedCrop": "sharedds.views",
+    "Resize": "sharedds.views",
     "StallMeter": "sharedds.diagnose.stalls",
     "Store": "sharedds.store",
     "StoreWriter": "sharedds.store",

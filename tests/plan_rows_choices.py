@@ -2,13 +2,144 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from plan_rows import BUDGET, MAC, PHOTOS, SERVER, VOLUMES, Row, stored
 
 __all__ = ["CHOICE_ROWS"]
 
 MB, GIB = 10**6, 1 << 30
 
+WHOLE: dict[str, Any] = {"makes_batches": True, "runs_user_code": False}
+
 CHOICE_ROWS = [
+    # --- engine
+    Row(
+        name="processes unless asked",
+        data=WHOLE,
+        choice="engine",
+        value="process",
+        reason="Python code of several samples runs at once",
+        limit="rule",
+    ),
+    Row(
+        name="auto, whole batches",
+        data=WHOLE,
+        asked={"engine": "auto"},
+        choice="engine",
+        value="thread",
+        reason="engine='auto': one copy of all, for work that releases the GIL",
+        limit="rule",
+    ),
+    Row(
+        name="auto, code of the user",
+        asked={"engine": "auto"},
+        choice="engine",
+        value="process",
+        reason="engine='auto': Python code of several samples",
+        limit="rule",
+    ),
+    Row(
+        name="auto, whole batches and a batch_transform",
+        data={**WHOLE, "runs_user_code": True},
+        asked={"engine": "auto"},
+        choice="engine",
+        value="process",
+        reason="engine='auto'",
+    ),
+    Row(
+        name="auto, a start method",
+        data=WHOLE,
+        asked={"engine": "auto", "start_method": "spawn"},
+        choice="start_method",
+        value="spawn",
+        reason="as requested",
+    ),
+    Row(
+        name="auto, threads in each worker",
+        data=WHOLE,
+        asked={"engine": "auto", "threads_per_worker": 2},
+        choice="engine",
+        value="process",
+        reason="engine='auto'",
+    ),
+    Row(
+        name="auto is bound by what binds threads",
+        machine={**SERVER, "shared_memory_free": 64 << 20},
+        data={**WHOLE, "sample_bytes": 10**9, "batch_size": 1},
+        asked={"engine": "auto"},
+        value=8,
+        reason="8 workers are enough",
+    ),
+    # --- threads in each worker
+    Row(
+        name="one thread",
+        data=WHOLE,
+        choice="threads_per_worker",
+        value=1,
+        reason="made by one thread",
+        limit="rule",
+    ),
+    Row(
+        name="four threads asked for",
+        asked={"threads_per_worker": 4},
+        choice="threads_per_worker",
+        value=4,
+        reason="as requested: they share the handles of a worker",
+        limit="request",
+    ),
+    Row(
+        name="workers with four threads each",
+        asked={"threads_per_worker": 4},
+        value=3,
+        reason="16 CPUs for this process; 4 threads a worker; 4 left for training",
+        limit="CPUs",
+    ),
+    Row(
+        name="workers with more threads than CPUs",
+        machine={"cpus": 2},
+        asked={"threads_per_worker": 4},
+        value=1,
+        reason="2 CPUs for this process; 4 threads a worker",
+    ),
+    Row(
+        name="more threads than CPUs",
+        machine={"cpus": 2},
+        asked={"threads_per_worker": 4},
+        choice="threads_per_worker",
+        value=4,
+        reason="this process may use 2 CPUs only",
+    ),
+    Row(
+        name="workers and threads asked for",
+        machine={"cpus": 6},
+        asked={"threads_per_worker": 2, "num_workers": 3},
+        value=3,
+        reason="as requested",
+    ),
+    Row(
+        name="an SSD feeds no more workers of several threads",
+        machine=SERVER,
+        data={**PHOTOS, "storage": stored("ssd")},
+        asked={"threads_per_worker": 2},
+        value=8,
+        reason="8 workers are enough",
+    ),
+    Row(
+        name="threads without workers",
+        asked={"threads_per_worker": 2, "num_workers": 0, "engine": "thread"},
+        choice="threads_per_worker",
+        value=2,
+        reason="as requested",
+    ),
+    Row(
+        name="threads for whole batches, seeded by batch",
+        data=WHOLE,
+        asked={"threads_per_worker": 2, "seed_globals": "batch"},
+        choice="threads_per_worker",
+        value=2,
+        reason="as requested",
+    ),
     # --- starting
     Row(
         name="Linux",

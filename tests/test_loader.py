@@ -140,8 +140,8 @@ def test_a_printed_plan_shows_every_choice_with_its_reason() -> None:
     made = plan(cpus=2)
     lines = made.text(100).splitlines()
     assert lines[2] == "  num_workers         2           2 CPUs for this process"
-    assert lines[10] == "  rank                0 of 1      one process trains alone"
-    assert len(lines) == 13
+    assert lines[11] == "  rank                0 of 1      one process trains alone"
+    assert len(lines) == 14
     assert all(reason in made.text(100) for _, reason in made.reasons)
     assert max(map(len, lines)) <= 100
 

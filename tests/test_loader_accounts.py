@@ -67,12 +67,19 @@ def loader(workers: int, dataset: Any = None, **options: Any) -> Any:
 
 
 @LINUX
-def test_memory_tells_who_holds_what() -> None:
+@pytest.mark.parametrize("keeps", [True, False])
+def test_memory_tells_who_holds_what(keeps: bool) -> None:
     """The trainer, each worker, and what is in flight, also the batches that no process maps."""
     made = loader(2, prefetch_factor=2)
+    made._keeps_buffers = keeps
+    before = in_shared_memory(made)
     batches = iter(made)
     next(batches)[0, ::4096].max()
-    assert until(lambda: waiting(made) >= 4 * SIZE)
+    if keeps:  # in buffers, which workers map
+        assert until(lambda: in_shared_memory(made) - before >= 4 * SIZE)
+        assert in_shared_memory(made) - before < 6 * SIZE  # each once
+    else:
+        assert until(lambda: waiting(made) >= 4 * SIZE)
     memory = made.memory()
     roles = [use.role for use in memory.processes]
     own = [role for role in roles if role not in ("server", "other")]  # of tests before this one
@@ -90,6 +97,12 @@ def test_memory_tells_who_holds_what() -> None:
 def waiting(made: Any) -> int:
     """Bytes of batches that workers have made and nobody has fetched, or nobody has touched."""
     return sum(use.waiting for use in made.memory().processes)
+
+
+def in_shared_memory(made: Any) -> int:
+    """The same and what processes map, each page once."""
+    uses = made.memory().processes
+    return sum((use.memory.shared_memory or 0) + use.waiting for use in uses)
 
 
 class Shared:

@@ -89,7 +89,25 @@ REFUSED = [
         asked={"engine": "thread", "start_method": "fork"},
         reason="threads are not started by a method",
     ),
-    Row(name="an unknown engine", asked={"engine": "gpu"}, reason="'process' and 'thread'"),
+    Row(name="an unknown engine", asked={"engine": "gpu"}, reason="'process', 'thread', 'auto'"),
+    Row(
+        name="threads of threads",
+        asked={"engine": "thread", "threads_per_worker": 2},
+        reason="threads_per_worker=2: with engine='thread' workers are threads already; ask for "
+        "more by num_workers",
+    ),
+    Row(
+        name="threads that draw after each other",
+        asked={"seed_globals": "batch", "threads_per_worker": 2},
+        reason="nearest that works is seed_globals='sample'",
+    ),
+    Row(
+        name="threads for what reads a batch at once",
+        data={"reads_batches": True},
+        asked={"threads_per_worker": 2},
+        reason="load_many or __getitems__",
+    ),
+    Row(name="no thread", asked={"threads_per_worker": 0}, reason="=0: 1 or more is expected"),
     Row(name="no bytes at all", asked={"max_memory": 0}, reason="max_memory=0: 1 or more"),
     Row(name="an unknown seeding", asked={"seed_globals": "x"}, reason="seed_globals='x'"),
 ]

@@ -64,6 +64,16 @@ def test_of_a_given_plan_is_left_out_what_arguments_exclude() -> None:
     assert (back.engine, back.start_method) == ("process", "fork")
 
 
+def test_threads_of_a_given_plan_go_with_its_engine() -> None:
+    """Threads of each worker are of no use where workers are threads."""
+    given = a_plan(threads_per_worker=3)
+    made = build_loader(Arrays(), plan=given).plan
+    assert made.threads_per_worker == 3
+    assert "as in the given plan" in dict(made.reasons)["threads_per_worker"]
+    assert build_loader(Arrays(), plan=given, threads_per_worker=2).plan.threads_per_worker == 2
+    assert build_loader(Arrays(), plan=given, engine="thread").plan.threads_per_worker == 1
+
+
 def test_a_given_plan_brings_its_limit() -> None:
     """And it is checked: what is given must fit."""
     assert build_loader(Told(), plan=a_plan(max_memory=8 << 30)).plan.max_memory == 8 << 30

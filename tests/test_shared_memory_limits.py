@@ -13,7 +13,9 @@ import pytest
 import torch
 from processes import mounted, python
 
+import sharedds.workers.buffers
 import sharedds.workers.delivery
+import sharedds.workers.lending
 from sharedds.host.shared import SharedMemoryRoom
 from sharedds.loader import build_loader
 from sharedds.workers.delivery import DescriptorKeeper, deliverable, tensors_of
@@ -94,7 +96,8 @@ def test_a_batch_without_room_travels_by_value(
     options: dict[str, Any] = {"batch_size": 4, "collate_fn": collate}
     expected = [images_of(batch) for batch in build_loader(pictures, num_workers=0, **options)]
     room = SharedMemoryRoom(free=5000, total=64 << 20)
-    monkeypatch.setattr(sharedds.workers.delivery, "shared_memory_room", lambda: room)
+    for module in (sharedds.workers.buffers, sharedds.workers.lending, sharedds.workers.delivery):
+        monkeypatch.setattr(module, "shared_memory_room", lambda: room)
     with pytest.warns(UserWarning, match="is too small for the batches") as seen:
         got = list(build_loader(pictures, num_workers=2, start_method="fork", **options))
     assert len(seen) == 1

@@ -10,19 +10,28 @@ from sharedds.codecs.images import (
     encode_jpeg,
     resize,
 )
+from sharedds.codecs.jpeg import CHROMA
+from sharedds.codecs.pixels import orient, stored_box
+from sharedds.codecs.scratch import Scratch
+from sharedds.codecs.tiff_plain import plain_size
 
 __all__ = [
     "BLOCK_CODECS",
+    "CHROMA",
     "DEFAULT_MAX_PIXELS",
     "IMAGE_FORMATS",
     "ImageHeader",
+    "Scratch",
     "check",
     "decode",
     "decode_block",
     "encode_block",
     "encode_image",
     "encode_jpeg",
+    "orient",
+    "plain_size",
     "probe",
     "resize",
     "sniff",
+    "stored_box",
 ]

@@ -28,6 +28,7 @@ from sharedds.codecs.pixels import (
     orient,
     require_options,
 )
+from sharedds.codecs.scratch import Scratch
 from sharedds.errors import DecodeError
 
 __all__ = [
@@ -80,6 +81,9 @@ def decode(
     max_pixels: int | None = DEFAULT_MAX_PIXELS,
     header: ImageHeader | None = None,
     at_least: tuple[int, int] | None = None,
+    factor: int = 1,
+    rows: int | None = None,
+    scratch: Scratch | None = None,
 ) -> NDArray[Any]:
     """Decode a picture to an array.
 
@@ -97,6 +101,12 @@ def decode(
         header: What :func:`probe` or :func:`check` said of these bytes, to save looking again.
         at_least: (height, width) before the orientation is undone. A picture that is going to be
             shrunk to this size or a larger one may come smaller than stored, but not below it.
+        factor: 2, 4 or 8: a JPEG shrinks by this while it is decoded, its sides rounded up. All
+            else, and a few rare kinds of JPEG, come in full size.
+        rows: Of a JPEG the first so many rows, as stored, are enough; those below may be missing.
+            Only for files that are known to be sound: damage may go unnoticed.
+        scratch: Where the pixels of a JPEG go that is not turned: the array returned is good until
+            it is lent again.
 
     Returns:
         (H, W, C) array, C-contiguous and writable; the first frame of an animation.
@@ -113,7 +123,10 @@ def decode(
     else:
         limit_pixels(header.width, header.height, max_pixels)
     if header.format == "jpeg":
-        array = _decode_jpeg(data, header, mode, at_least)
+        colorspace = _colorspace(header, mode)
+        array = jpeg.decode_pixels(
+            data, header, colorspace, at_least, factor=factor, rows=rows, scratch=scratch
+        )
         if depth != "keep":
             array = change_depth(array, depth)
     else:
@@ -123,14 +136,12 @@ def decode(
     return array if array.flags.writeable else array.copy()
 
 
-def _decode_jpeg(
-    data: BytesLike, header: ImageHeader, mode: str, at_least: tuple[int, int] | None
-) -> NDArray[Any]:
+def _colorspace(header: ImageHeader, mode: str) -> str:
     if mode == "index" and header.channels != 1:
         raise DecodeError("mode='index' needs a palette or grey picture; this JPEG stores colours")
     if mode == "L" or (header.channels == 1 and mode in ("keep", "index")):
-        return jpeg.decode_pixels(data, header, "GRAY", at_least)
-    return jpeg.decode_pixels(data, header, "RGBA" if mode == "RGBA" else "RGB", at_least)
+        return "GRAY"
+    return "RGBA" if mode == "RGBA" else "RGB"
 
 
 # --- the other formats ---------------------------------------------------------------------------

@@ -9,6 +9,8 @@ right in a copy and the picture is decoded strictly as before.
 from __future__ import annotations
 
 import io
+import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,17 +19,22 @@ from numpy.typing import NDArray
 from PIL import Image, JpegImagePlugin
 
 from sharedds.codecs.header import BytesLike, ImageHeader, exif_orientation, reading
+from sharedds.codecs.scratch import Scratch
 from sharedds.errors import DecodeError, OptionError
 
-__all__ = ["MAX_SIDE", "check_pixels", "decode_pixels", "encode_jpeg", "read_header"]
+__all__ = ["CHROMA", "MAX_SIDE", "check_pixels", "decode_pixels", "encode_jpeg", "read_header"]
 
 MAX_SIDE = 65_500  # libjpeg's own limit (JPEG_MAX_DIMENSION), below the 65,535 of the format
+CHROMA = ("auto", "444", "420")
 MAX_SCANS = 500  # honest progressive files have about ten
 
 _SOF = frozenset({0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF})
 _ALONE = frozenset({0x01, *range(0xD0, 0xD9)})  # markers without a length
+_SEQUENTIAL = frozenset({0xC0, 0xC1})
 _MODES = {1: "L", 3: "RGB", 4: "CMYK"}
 _CHANNELS = {"GRAY": 1, "RGB": 3, "RGBA": 4, "CMYK": 4}
+_WORTH_WHILE = 16  # to leave out this part of the rows pays for the copy of the file
+_LEFT_OVER = re.compile("extraneous bytes before marker 0xd9")
 
 
 def read_header(data: BytesLike) -> ImageHeader:
@@ -171,6 +178,10 @@ def decode_pixels(
     header: ImageHeader,
     colorspace: str,
     at_least: tuple[int, int] | None = None,
+    *,
+    factor: int = 1,
+    rows: int | None = None,
+    scratch: Scratch | None = None,
 ) -> NDArray[np.uint8]:
     """Decode to ``colorspace``: ``"RGB"``, ``"GRAY"`` (the stored luma) or ``"RGBA"`` (opaque).
 
@@ -180,6 +191,12 @@ def decode_pixels(
         colorspace: Channels wanted.
         at_least: (height, width): a picture of a half, a quarter or an eighth of the size will do
             if it is not smaller than this. The transform of JPEG shrinks by itself, antialiased.
+        factor: 2, 4 or 8: the picture shrinks by this (its sides are rounded up). Sampling factors
+            that only Pillow decodes, and CMYK, come in full size all the same.
+        rows: The first so many rows, counted before shrinking, are enough: where it can be done
+            those below are not decoded. Only for files that are known to be sound: most damage
+            shows at the end of the data only, where bytes are left over or missing.
+        scratch: Where the pixels go; the array returned is good until it is lent again.
 
     Returns:
         uint8 array (height, width, channels), not rotated.
@@ -189,16 +206,83 @@ def decode_pixels(
     """
     if header.mode == "CMYK":
         return _decode_cmyk(data, header, colorspace)
-    factor = _shrinking(header, at_least)
-    shape = (-(-header.height // factor), -(-header.width // factor), _CHANNELS[colorspace])
-    options: dict[str, Any] = {}
-    if factor > 1:
-        options = {"min_height": shape[0], "min_width": shape[1], "min_factor": factor}
-    pixels = _run(data, header, colorspace, buffer=np.empty(shape, np.uint8), **options)
+    factor = max(factor, _shrinking(header, at_least))
+    if rows is not None:
+        first = _first_rows(data, header, colorspace, factor, rows, scratch)
+        if first is not None:
+            return first
+    shape, options = _shrunk(header, colorspace, factor)
+    buffer = np.empty(shape, np.uint8) if scratch is None else scratch.array(shape)
+    pixels = _run(data, header, colorspace, buffer=buffer, **options)
     full = (header.height, header.width, _CHANNELS[colorspace])  # of sampling that Pillow decodes
     if pixels.shape not in (shape, full):
         raise DecodeError(f"JPEG does not fit its header: {pixels.shape}, expected {shape}")
     return pixels
+
+
+def _shrunk(
+    header: ImageHeader, colorspace: str, factor: int
+) -> tuple[tuple[int, int, int], dict[str, Any]]:
+    """Return the shape of a picture that shrinks by a factor, and how to ask for it."""
+    shape = (-(-header.height // factor), -(-header.width // factor), _CHANNELS[colorspace])
+    if factor == 1:
+        return shape, {}
+    return shape, {"min_height": shape[0], "min_width": shape[1], "min_factor": factor}
+
+
+def _first_rows(
+    data: BytesLike,
+    header: ImageHeader,
+    colorspace: str,
+    factor: int,
+    rows: int,
+    scratch: Scratch | None,
+) -> NDArray[np.uint8] | None:
+    """Decode the upper part of a picture: a copy of the file says that it ends there.
+
+    libjpeg-turbo then passes over what follows and complains of it. Its message is about the first
+    thing that it complains of, so with this one there was nothing to complain of before.
+
+    Returns:
+        None where that is not worth while, or the message is another one.
+    """
+    # The colours of a row are mixed from those of the rows beside it, which lie two rows apart.
+    height = rows + 4 * factor
+    if height > header.height - header.height // _WORTH_WHILE:
+        return None
+    at = _height_at(data)
+    if at is None:
+        return None
+    shorter = bytearray(data)
+    shorter[at : at + 2] = height.to_bytes(2, "big")
+    shape, options = _shrunk(replace(header, height=height), colorspace, factor)
+    buffer = np.empty(shape, np.uint8) if scratch is None else scratch.array(shape)
+    try:
+        found = simplejpeg.decode_jpeg(shorter, colorspace=colorspace, buffer=buffer, **options)
+    except ValueError as error:
+        return buffer if _LEFT_OVER.search(str(error)) else None
+    return buffer if found.shape == shape else None
+
+
+def _height_at(data: BytesLike) -> int | None:
+    """Return where a picture states its height, if its rows come one after the other, in one scan.
+
+    None for progressive files and others of several scans; and for those with restart markers,
+    where the message about bytes that are left over may come from anywhere.
+    """
+    at, height_at, channels = 2, 0, 0
+    while (marker := data[at + 1]) != 0xDA:
+        if marker == 0xFF or marker in _ALONE:
+            at += 1 if marker == 0xFF else 2
+            continue
+        if marker in _SOF:
+            if marker not in _SEQUENTIAL or height_at:
+                return None
+            height_at, channels = at + 5, data[at + 9]
+        elif marker == 0xDD and (data[at + 4] or data[at + 5]):
+            return None
+        at += 2 + (data[at + 2] << 8 | data[at + 3])
+    return height_at if height_at and data[at + 4] == channels else None
 
 
 def _shrinking(header: ImageHeader, at_least: tuple[int, int] | None) -> int:
@@ -236,13 +320,17 @@ def check_pixels(data: BytesLike, header: ImageHeader) -> None:
         raise DecodeError(f"JPEG does not fit its header: {got}, expected {small}")
 
 
-def encode_jpeg(array: NDArray[Any], *, quality: int = 90) -> bytes:
+def encode_jpeg(array: NDArray[Any], *, quality: int = 90, chroma: str = "auto") -> bytes:
     """Encode a uint8 array (H, W), (H, W, 1) or (H, W, 3) as baseline JPEG.
 
-    Colour is stored at half resolution (4:2:0) below quality 95 and at full resolution from 95.
+    Args:
+        array: The picture.
+        quality: 1 to 100.
+        chroma: Colour at full (``"444"``) or half resolution (``"420"``); ``"auto"`` is half below
+            quality 95.
 
     Raises:
-        OptionError: Another dtype, shape or quality, or a side over 65,500 pixels.
+        OptionError: Another dtype, shape, quality or resolution, or a side over 65,500 pixels.
     """
     if array.ndim == 2:
         array = array[:, :, None]
@@ -253,16 +341,20 @@ def encode_jpeg(array: NDArray[Any], *, quality: int = 90) -> bytes:
         )
     if not 1 <= quality <= 100:
         raise OptionError(f"quality={quality!r}: JPEG quality is 1 to 100")
+    if chroma not in CHROMA:
+        raise OptionError(f"chroma={chroma!r}: choose one of {', '.join(CHROMA)}")
     if min(array.shape) < 1 or max(array.shape[:2]) > MAX_SIDE:
         raise OptionError(
             f"a picture of {array.shape[1]} x {array.shape[0]} pixels does not fit in a JPEG, "
             f"whose sides are 1 to {MAX_SIDE:,} pixels; store it as PNG or as raw blocks"
         )
     grey = array.shape[2] == 1
+    if chroma == "auto":
+        chroma = "444" if quality >= 95 else "420"
     encoded: bytes = simplejpeg.encode_jpeg(
         np.ascontiguousarray(array),
         quality=quality,
         colorspace="GRAY" if grey else "RGB",
-        colorsubsampling="Gray" if grey else "444" if quality >= 95 else "420",
+        colorsubsampling="Gray" if grey else chroma,
     )
     return encoded

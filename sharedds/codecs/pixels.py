@@ -14,15 +14,18 @@ __all__ = [
     "DEPTHS",
     "MODES",
     "Background",
+    "Box",
     "Samples",
     "change_depth",
     "finish",
     "luma",
     "orient",
     "require_options",
+    "stored_box",
 ]
 
 Background: TypeAlias = tuple[int, int, int]
+Box: TypeAlias = tuple[int, int, int, int]
 
 MODES = ("RGB", "L", "RGBA", "keep", "index")
 DEPTHS = ("keep", "8", "16")
@@ -82,6 +85,22 @@ def orient(array: NDArray[Any], orientation: int) -> NDArray[Any]:
     for channel in range(array.shape[2]):
         upright[..., channel] = array[..., channel]
     return upright
+
+
+def stored_box(box: Box, size: tuple[int, int], orientation: int) -> Box:
+    """Return where a part of an upright picture lies in the stored one; see :func:`orient`.
+
+    Args:
+        box: Top, left, height and width, upright.
+        size: (height, width), upright.
+        orientation: EXIF orientation 1..8.
+    """
+    top, left, height, width = box
+    if orientation in (3, 4, 7, 8):
+        top = size[0] - top - height
+    if orientation in (2, 3, 6, 7):
+        left = size[1] - left - width
+    return (left, top, width, height) if orientation >= 5 else (top, left, height, width)
 
 
 def luma(colour: NDArray[Any]) -> NDArray[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, SupportsIndex
 
@@ -11,18 +10,27 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sharedds.codecs import DEFAULT_MAX_PIXELS, decode, probe
+from sharedds.cache import DecodedCache
+from sharedds.codecs import DEFAULT_MAX_PIXELS
 from sharedds.datasets.indexed import IndexedDataset
-from sharedds.datasets.randomness import making_sample, with_keys
+from sharedds.datasets.kept import KeptPictures, parse_cache_size
+from sharedds.datasets.offers import Empty
+from sharedds.datasets.pictures import Pictures
+from sharedds.datasets.randomness import (
+    batch_uniforms,
+    making_sample,
+    sample_uniforms,
+    with_keys,
+)
 from sharedds.datasets.sources import FolderImages, ImageSource, StoreImages, is_image_folder
-from sharedds.errors import ClassMismatchError, DecodeError, OptionError, SharedDSError
+from sharedds.datasets.stored import Options
+from sharedds.errors import ClassMismatchError, OptionError, SchemaError
 from sharedds.folder import ClassLevel
 from sharedds.handles import per_process
 from sharedds.packed import MappedArray, PackedStrings
+from sharedds.views import View
 
 __all__ = ["ImageDataset"]
-
-_LOOKED_AT = 100  # pictures that may be bad before the first good one decides the depth
 
 
 class ImageDataset(IndexedDataset[Any]):
@@ -32,10 +40,19 @@ class ImageDataset(IndexedDataset[Any]):
     ``transform`` the image is a tensor (C, H, W), uint8, upright by its EXIF orientation. Memory in
     a worker does not depend on the number of images, and a pickle is a few kilobytes.
 
+    With a ``view`` a sample is what it shows of the picture, channels last. If that has one size
+    and nothing of yours runs for each sample, loaders of this package have whole batches made at
+    once (:meth:`load_batch`), equal to the bit.
+
     Args:
         source: A store made by :func:`sharedds.pack`, any store with a field ``image``, or a
             folder.
-        transform: Called with the tensor (C, H, W); what it returns is the image.
+        view: What is shown of each picture: :class:`~sharedds.RandomResizedCrop`,
+            :class:`~sharedds.RandomCrop`, :class:`~sharedds.CenterCrop`,
+            :class:`~sharedds.Resize` or :class:`~sharedds.Full`. Random choices come from the key
+            of the sample under a loader of this package, else from torch's global generator.
+        transform: Called with the tensor (C, H, W), seen through the view; what it returns is the
+            image.
         target_transform: Called with the label: a class number, or whatever the field ``label`` of
             a store of your own holds.
         mode: ``"RGB"``, ``"L"``, ``"RGBA"``; ``"keep"`` for the channels as stored; ``"index"`` for
@@ -50,6 +67,14 @@ class ImageDataset(IndexedDataset[Any]):
             :func:`sharedds.folder.scan`.
         include_hidden: For a folder: also files and folders whose name begins with a dot.
         max_pixels: Larger pictures are refused before decoding; None for no limit.
+        cache: Keep whole decoded pictures in so many bytes, once for all workers: a number, or text
+            such as ``"32GiB"``. Where it is: see :class:`sharedds.cache.DecodedCache`.
+            With one, a view decodes at full size. Pictures stored as pixels need none.
+        cache_folder: Where the cache has a name, so that ranks of this machine share it, and later
+            runs find it filled; it stays until it is deleted.
+
+    Attributes:
+        cache: Where decoded pictures are kept; None without one, or where none are decoded.
 
     Raises:
         StoreNotFoundError, StoreFormatError: The store cannot be opened.
@@ -62,6 +87,7 @@ class ImageDataset(IndexedDataset[Any]):
         self,
         source: str | os.PathLike[str],
         *,
+        view: View | None = None,
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[int], Any] | None = None,
         mode: Literal["RGB", "L", "RGBA", "keep", "index"] = "RGB",
@@ -71,20 +97,33 @@ class ImageDataset(IndexedDataset[Any]):
         class_level: ClassLevel = "auto",
         include_hidden: bool = False,
         max_pixels: int | None = DEFAULT_MAX_PIXELS,
+        cache: int | str | None = None,
+        cache_folder: str | os.PathLike[str] | None = None,
     ) -> None:
         if mode not in ("RGB", "L", "RGBA", "keep", "index"):
             raise OptionError(f"mode {mode!r}: one of RGB, L, RGBA, keep, index")
         if depth not in ("auto", "keep", "8", "16"):
             raise OptionError(f"depth {depth!r}: one of auto, keep, 8, 16")
+        if view is not None and not isinstance(view, View):
+            raise OptionError(f"view {view!r}: a view is expected, such as CenterCrop(224)")
+        if cache is None and cache_folder is not None:
+            raise OptionError("cache_folder= is where a cache is: say how large, too, cache='8GiB'")
+        cache_bytes = None if cache is None else parse_cache_size(cache)
         self.transform = transform
         self.target_transform = target_transform
-        self._mode, self._depth, self._background = mode, depth, background
-        self._max_pixels = max_pixels
         self._source: ImageSource
         if is_image_folder(source):
             self._source = FolderImages(source, class_level, include_hidden=include_hidden)
         else:
             self._source = StoreImages(source)
+        options = Options(mode=mode, depth=depth, background=background, max_pixels=max_pixels)
+        self._pictures = Pictures(self._source, options, view)
+        self._kept: KeptPictures | None = None
+        self.cache: DecodedCache | None = None
+        if cache_bytes is not None and self._source.shape() is None:
+            self._kept = KeptPictures(self._pictures.stored, cache_bytes, cache_folder)
+            self._pictures.stored.cache = self._kept
+            self.cache = self._kept.cache
         self._renumber: MappedArray | None = None
         self._names: PackedStrings | None = None
         if classes is not None:
@@ -121,6 +160,11 @@ class ImageDataset(IndexedDataset[Any]):
         """Where the images are: a store or a folder; a loader looks what kind of storage it is."""
         return self._source.path
 
+    @property
+    def view(self) -> View | None:
+        """What is shown of each picture; None for all of it."""
+        return self._pictures.view
+
     @per_process
     def classes(self) -> tuple[str, ...] | None:
         """Class names by number; None without classes."""
@@ -148,24 +192,15 @@ class ImageDataset(IndexedDataset[Any]):
             )
         return int(self._renumber.array[label])
 
-    @per_process
-    def _target_depth(self) -> Literal["keep", "8", "16"]:
-        if self._depth != "auto":
-            return self._depth
-        if self._mode in ("keep", "index") or len(self._source) == 0:
-            return "keep"
-        for position in range(min(len(self._source), _LOOKED_AT)):
-            try:
-                stored = self._source.stored(position)
-                bits = 8 if isinstance(stored, np.ndarray) else probe(stored, max_pixels=None).bits
-            except SharedDSError:  # a bad file decides nothing; it is reported when it is read
-                continue
-            return "8" if bits <= 8 else "16" if bits <= 16 else "keep"
-        return "8"
-
-    @per_process
-    def _warned(self) -> list[bool]:
-        return []
+    def _labels(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        labels = self._source.labels(positions)
+        if self._renumber is None:
+            return labels
+        wrong = (labels < 0) | (labels >= len(self._renumber))
+        if wrong.any():
+            self._label(int(positions[wrong][0]))  # which says what is wrong
+        renumbered: npt.NDArray[np.int64] = self._renumber.array[labels]
+        return renumbered
 
     def __getitem__(self, index: SupportsIndex) -> Any:
         """Return image ``index`` and its label.
@@ -175,7 +210,7 @@ class ImageDataset(IndexedDataset[Any]):
             DecodeError, CorruptDataError, SourceError: It cannot be read; the text names it.
         """
         position = self._position(index)
-        image: Any = torch.from_numpy(self._pixels(position)).permute(2, 0, 1)
+        image: Any = self._image(position)
         try:
             with making_sample():
                 if self.transform is not None:
@@ -190,6 +225,11 @@ class ImageDataset(IndexedDataset[Any]):
             error.add_note(f"while transforming sample {index} ({self._source.name(position)!r})")
             raise
 
+    def _image(self, position: int) -> torch.Tensor:
+        if self.view is None:
+            return torch.from_numpy(self._pictures.whole(position)).permute(2, 0, 1)
+        return self._pictures.one(position, sample_uniforms(self.view.uniforms))
+
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return several samples; all are asked of the disk before the first one is decoded."""
         self.advise(indices)
@@ -201,56 +241,75 @@ class ImageDataset(IndexedDataset[Any]):
 
     def advise(self, indices: Sequence[SupportsIndex]) -> None:
         """Ask the disk for several images, without waiting."""
-        self._source.advise([self._position(index) for index in indices])
+        positions = [self._position(index) for index in indices]
+        if self._kept is not None:
+            self._kept.cache.advise(positions)
+            positions = self._kept.cache.missing(positions)
+        self._source.advise(positions)
 
-    def _pixels(self, position: int) -> npt.NDArray[Any]:
-        source = self._source
-        depth = self._target_depth
-        data = source.stored(position)
-        try:
-            if isinstance(data, np.ndarray):
-                return _as_mode(data, self._mode)
-            pixels = decode(
-                data,
-                mode=self._mode,
-                depth="keep" if depth == "8" and self._depth == "auto" else depth,
-                background=self._background,
-                orientation=source.orientation(position),
-                max_pixels=self._max_pixels,
-            )
-            if depth == "8" and pixels.dtype == np.uint16:
-                pixels = self._scaled_down(pixels, position)
-            return pixels
-        except DecodeError as error:
-            name = os.path.join(source.path, source.name(position))
-            raise type(error)(
-                f"{name}: sample {position}: {error}", path=name, sample=position, field="image"
-            ) from error
+    # --- whole batches
 
-    def _scaled_down(self, pixels: npt.NDArray[np.uint16], position: int) -> npt.NDArray[np.uint8]:
-        if not self._warned:
-            self._warned.append(True)
-            warnings.warn(
-                f"{self._source.name(position)!r} has 16 bits where the first has 8: scaled "
-                "over 0..65535 to 8 bits; choose depth='16', 'keep' or '8' to decide yourself",
-                stacklevel=4,
+    @property
+    def makes_batches(self) -> bool:
+        """Whether :meth:`load_batch` makes what the samples would: all alike, without transforms.
+
+        Labels, if there are any, are integers then.
+        """
+        if self.transform is not None or self._pictures.form is None:
+            return False
+        numbered = self._source.numbered()
+        return numbered is None or (numbered and self.target_transform is None)
+
+    def load_batch(self, indices: Sequence[int], empty: Empty) -> Any:
+        """Return what torch's ``default_collate`` makes of these samples, equal to the bit.
+
+        Args:
+            indices: Numbers of the samples. Their keys are in hand, or torch's global generator
+                decides what is random.
+            empty: Gives the memory that images and labels are written to.
+
+        Returns:
+            ``[images (n, C, H, W), labels (n,) int64]``, or the images alone without labels.
+
+        Raises:
+            SchemaError: The samples are not all alike: see :attr:`makes_batches`.
+            SampleIndexError: There is no such sample.
+            DecodeError, CorruptDataError, SourceError: One cannot be read; the text names it.
+        """
+        form = self._pictures.form
+        if form is None or not self.makes_batches:
+            raise SchemaError(
+                f"{self!r} makes no whole batches: its samples differ, or code runs for each"
             )
-        return ((pixels.astype(np.uint32) + 128) // 257).astype(np.uint8)
+        positions = np.array([self._position(index) for index in indices], np.int64)
+        count = len(positions)
+        view = self.view
+        uniforms = np.zeros((count, 2)) if view is None else batch_uniforms(count, view.uniforms)
+        images = empty((count, *form.shape), form.dtype, channels_last=True)
+        self._pictures.fill(images, positions, uniforms)
+        if self._source.numbered() is None:
+            return images
+        labels = empty((count,), torch.int64)
+        labels.numpy()[:] = self._labels(positions)
+        return [images, labels]
+
+    @property
+    def sample_nbytes(self) -> int | None:
+        """Bytes of one sample in a batch, where all have the same; a loader plans with it."""
+        form = self._pictures.form if self.transform is None else None
+        if form is None:
+            return None
+        return form.nbytes + (0 if self._source.numbered() is None else 8)
+
+    @property
+    def record_nbytes(self) -> int | None:
+        """About how many bytes are stored for one sample; None where the file itself tells."""
+        return self._source.nbytes()
 
     def __repr__(self) -> str:
-        return f"ImageDataset({self._source.path!r}, {len(self)} images, mode={self._mode!r})"
-
-
-def _as_mode(pixels: npt.NDArray[np.uint8], mode: str) -> npt.NDArray[np.uint8]:
-    """Give stored pixels the channels of a mode where nothing has to be computed."""
-    channels = pixels.shape[2]
-    if mode == "keep" or (mode in ("L", "index") and channels == 1):
-        return pixels
-    if channels == {"RGB": 3, "RGBA": 4}.get(mode):
-        return pixels
-    if mode == "RGB" and channels == 1:
-        return np.repeat(pixels, 3, axis=2)
-    raise DecodeError(f"raw pixels with {channels} channels cannot be read as mode {mode!r}")
+        view = "" if self.view is None else f", view={self.view}"
+        mode = self._pictures.stored.options.mode
+        return f"ImageDataset({self._source.path!r}, {len(self)} images, mode={mode!r}{view})"
 
 
 def _shown(names: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from sharedds.errors import SchemaError
@@ -22,15 +23,18 @@ from sharedds.order import (
     current_key,
     current_keys,
     current_turn,
+    uniforms_in_hand,
     using_key,
 )
 
 __all__ = [
     "batch_generators",
+    "batch_uniforms",
     "keys_of_batch",
     "making_batch",
     "making_sample",
     "sample_generator",
+    "sample_uniforms",
     "with_keys",
 ]
 
@@ -180,3 +184,30 @@ def with_keys(count: int) -> list[using_key | making_sample]:
     if keys is None:
         return [making_sample() for _ in range(count)]
     return [using_key(key) for key in keys]
+
+
+def batch_uniforms(rows: int, count: int, purpose: str = "view") -> npt.NDArray[np.float64]:
+    """Return numbers in [0, 1) for samples that are made at once, apart from their generators.
+
+    With keys in hand they come from these, and each call goes on where the last one for the same
+    samples ended. Elsewhere torch's global generator gives them, row by row.
+
+    Args:
+        rows: How many samples.
+        count: Numbers for each.
+        purpose: Each one has numbers of its own.
+
+    Returns:
+        (rows, count)
+    """
+    found = uniforms_in_hand(rows, count, purpose)
+    if found is not None:
+        return found
+    drawn: npt.NDArray[np.float64] = torch.rand(rows, count, dtype=torch.float64).numpy()
+    return drawn
+
+
+def sample_uniforms(count: int, purpose: str = "view") -> npt.NDArray[np.float64]:
+    """Return :func:`batch_uniforms` of one sample: (count,)."""
+    row: npt.NDArray[np.float64] = batch_uniforms(1, count, purpose)[0]
+    return row

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +18,11 @@ from sharedds.store import Store, holds_store, is_partial
 from sharedds.store.layout import FieldSpec
 
 __all__ = ["FolderImages", "ImageSource", "StoreImages", "is_image_folder"]
+
+Integers = npt.NDArray[np.int64]
+
+
+_WEIGHED = 8  # files whose sizes tell that of a record
 
 
 class ImageSource(Protocol):
@@ -37,14 +42,35 @@ class ImageSource(Protocol):
     def label(self, position: int) -> Any:
         """Return the label of an image, None without labels."""
 
+    def numbered(self) -> bool | None:
+        """Whether labels are integers (of up to 64 bits, signed); None without labels."""
+
+    def labels(self, positions: Integers) -> Integers:
+        """Return the labels of several images, where they are integers."""
+
     def class_names(self) -> tuple[str, ...] | None:
         """Return the class names by number, None without classes."""
 
     def stored(self, position: int) -> memoryview | bytes | npt.NDArray[np.uint8]:
-        """Return the bytes of an image file, or finished pixels (H, W, 3)."""
+        """Return the bytes of an image file, or finished pixels (H, W, C), writable."""
+
+    def shape(self) -> tuple[int, int, int] | None:
+        """Return (H, W, C) of all images where they are finished pixels, else None."""
+
+    def rows(self, positions: Integers) -> Iterator[npt.NDArray[np.uint8]]:
+        """Yield finished pixels (H, W, C), perhaps as views of the file; ascending is fastest."""
+
+    def nbytes(self) -> int | None:
+        """Return about how many bytes are stored for an image; None where others can tell."""
+
+    def proved(self) -> bool:
+        """Whether each file was once decoded whole, and is compared with its checksum since."""
 
     def orientation(self, position: int) -> int | None:
         """Return the orientation to undo, None to take it from the bytes."""
+
+    def stamp(self, position: int) -> int:
+        """Return what changes when an image does and :meth:`digest` does not; 0 for nothing."""
 
     def advise(self, positions: Sequence[int]) -> None:
         """Ask the system to fetch these images, without waiting."""
@@ -64,6 +90,7 @@ class StoreImages:
         recipe = self.store.attrs.get("recipe", {}) if packed else {}
         self._oriented = packed and self._is_number("orientation")
         self._upright = recipe.get("orientation") == "ignore"
+        self._proved = recipe.get("codec", "keep") != "keep" or recipe.get("check") == "decode"
 
     def _holds_pixels(self, image: FieldSpec | None) -> bool:
         """Whether images are finished pixels in a column, and not files to be decoded."""
@@ -102,6 +129,17 @@ class StoreImages:
         """Return the label of an image: its class number, or whatever the store has there."""
         return self.store.value("label", position) if self._labelled else None
 
+    def numbered(self) -> bool | None:
+        """Whether labels are integers."""
+        if not self._labelled:
+            return None
+        return self._is_number("label") and np.can_cast(self._fields["label"].dtype, np.int64)
+
+    def labels(self, positions: Integers) -> Integers:
+        """Return the labels of several images."""
+        found: Integers = self.store.column("label")[positions].astype(np.int64)
+        return found
+
     def class_names(self) -> tuple[str, ...] | None:
         """Return the class names by number."""
         classes = self.store.classes
@@ -115,15 +153,40 @@ class StoreImages:
         pixels: npt.NDArray[np.uint8] = np.array(self.store.column("image")[position])
         return pixels
 
+    def shape(self) -> tuple[int, int, int] | None:
+        """Return (H, W, C) of finished pixels."""
+        if not self._raw:
+            return None
+        height, width, channels = self._fields["image"].shape
+        return height, width, channels
+
+    def rows(self, positions: Integers) -> Iterator[npt.NDArray[np.uint8]]:
+        """Yield finished pixels."""
+        return self.store.column("image").rows(positions)
+
+    def nbytes(self) -> int | None:
+        """Return the bytes of finished pixels."""
+        return self._fields["image"].row_bytes if self._raw else None
+
+    def proved(self) -> bool:
+        """Whether packing decoded each file, or made it."""
+        return self._proved
+
     def orientation(self, position: int) -> int | None:
         """Return the orientation to undo."""
         if self._upright:
             return 1
         return int(self.store.column("orientation")[position]) if self._oriented else None
 
+    def stamp(self, position: int) -> int:
+        """Return 0: a digest covers the images."""
+        return 0
+
     def advise(self, positions: Sequence[int]) -> None:
         """Ask the system to fetch these images."""
-        if not self._raw:
+        if self._raw:
+            self.store.column("image").advise(positions)
+        else:
             self.store.advise("image", positions)
 
 
@@ -164,6 +227,16 @@ class FolderImages:
         """Return the class number of an image."""
         return None if self._labels is None else int(self._labels.array[position])
 
+    def numbered(self) -> bool | None:
+        """Whether labels are integers."""
+        return None if self._labels is None else True
+
+    def labels(self, positions: Integers) -> Integers:
+        """Return the class numbers of several images."""
+        if self._labels is None:
+            raise SourceError(f"{self.path}: there are no classes", path=self.path)
+        return self._labels.array[positions].astype(np.int64)
+
     def class_names(self) -> tuple[str, ...] | None:
         """Return the class names by number."""
         return None if self._classes is None else tuple(self._classes)
@@ -180,14 +253,48 @@ class FolderImages:
                 f"{name}: cannot be read ({error.strerror})", path=name, sample=position
             ) from error
 
+    def shape(self) -> tuple[int, int, int] | None:
+        """Return None: there are no finished pixels."""
+        return None
+
+    def rows(self, positions: Integers) -> Iterator[npt.NDArray[np.uint8]]:
+        """Yield nothing: there are no finished pixels."""
+        return iter(())
+
+    def nbytes(self) -> int | None:
+        """Return the mean size of a few files from one end to the other."""
+        some = np.linspace(0, len(self) - 1, min(len(self), _WEIGHED)).astype(int).tolist()
+        sizes = [size for at in some if (size := _size(self._root + self._paths.bytes(at)))]
+        return sum(sizes) // len(sizes) if sizes else None
+
+    def proved(self) -> bool:
+        """Return False: files may be damaged, or change."""
+        return False
+
     def orientation(self, position: int) -> int | None:
         """Return the orientation to undo."""
         return None
+
+    def stamp(self, position: int) -> int:
+        """Return what changes when the file of an image is written anew."""
+        try:
+            info = os.stat(self._root + self._paths.bytes(position))
+        except OSError:  # the read that follows says why
+            return 0
+        facts = f"{info.st_dev} {info.st_ino} {info.st_size} {info.st_mtime_ns}"
+        return xxhash.xxh3_64_intdigest(facts.encode())
 
     def advise(self, positions: Sequence[int]) -> None:
         """Ask the system to fetch these images."""
         for position in positions:
             _read_ahead(self._root + self._paths.bytes(position))
+
+
+def _size(path: bytes) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
 
 
 def _read_ahead(path: bytes) -> None:

@@ -5,9 +5,10 @@ This is the only room that knows about fork, spawn and pickle. It offers:
 * :class:`per_process` - an attribute computed once in each process that asks for it;
 * :class:`unsent` - an attribute that stays behind when its object is pickled;
 * :class:`MadeHere` - whether this is still the process that made an object;
-* :class:`ForkGate` - what a fork has to wait for;
+* :class:`ForkGate` - what a fork has to wait for; :class:`Unforked` - whether there was one since;
 * :func:`map_file` - one read-only mapping for each real file of a process, however it is spelled;
 * :class:`SharedFile` - bytes in a file without a name, which other processes reach in O(1);
+* :class:`WritableFile` - such a file that many processes write to; :class:`SharedCounts`;
 * :func:`open_environment` - one LMDB environment for each real file of a process.
 
 The two registries identify a file by device and inode, since two paths may lead to one file. In a
@@ -17,19 +18,24 @@ destructor that runs in the child may act on something that belongs to the paren
 
 from sharedds.handles.environment import open_environment, require_lmdb_path
 from sharedds.handles.mapped import MappedFile, Passing, map_file
-from sharedds.handles.process import ForkGate, MadeHere, per_process, unsent
+from sharedds.handles.process import ForkGate, MadeHere, Unforked, per_process, unsent
 from sharedds.handles.shared import SharedFile, anonymous_file
 from sharedds.handles.storage import absolute_path, free_bytes, storage_errors
+from sharedds.handles.writable import SharedCounts, WritableFile, lock_file
 
 __all__ = [
     "ForkGate",
     "MadeHere",
     "MappedFile",
     "Passing",
+    "SharedCounts",
     "SharedFile",
+    "Unforked",
+    "WritableFile",
     "absolute_path",
     "anonymous_file",
     "free_bytes",
+    "lock_file",
     "map_file",
     "open_environment",
     "per_process",

@@ -21,7 +21,7 @@ from sharedds.handles.storage import absolute_path
 __all__ = ["MappedFile", "Passing", "map_file"]
 
 _AROUND = 2 << 20  # who touches one byte may be given so many of them: a huge page
-_WINDOW = 16 << 20
+_WINDOW = 4 << 20
 _lock = threading.RLock()
 
 

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar, overload
 
 from sharedds.errors import OptionError
 
-__all__ = ["ForkGate", "MadeHere", "keep_inherited", "per_process", "unsent"]
+__all__ = ["ForkGate", "MadeHere", "Unforked", "keep_inherited", "per_process", "unsent"]
 
 T = TypeVar("T")
 
@@ -19,6 +19,7 @@ _slots: weakref.WeakSet[_Slot] = weakref.WeakSet()
 _inherited: list[object] = []
 _gates: weakref.WeakSet[ForkGate] = weakref.WeakSet()
 _closed_gates: dict[int, list[ForkGate]] = {}  # by the thread that forks
+_forks = 0  # moves before and after each fork
 
 
 def keep_inherited(objects: Iterable[object]) -> None:
@@ -41,6 +42,25 @@ class MadeHere:
 
     def __bool__(self) -> bool:
         return self._pid == os.getpid()
+
+
+class Unforked:
+    """Remembers that no child has what is here now: false as soon as this process has forked.
+
+    A child goes on seeing the shared memory that its parent had mapped.
+
+    Example:
+        >>> bool(Unforked())
+        True
+    """
+
+    __slots__ = ("_forks",)
+
+    def __init__(self) -> None:
+        self._forks = _forks
+
+    def __bool__(self) -> bool:
+        return self._forks == _forks
 
 
 class ForkGate:
@@ -184,7 +204,13 @@ class unsent(Generic[T]):  # noqa: N801 - used as per_process is
         instance.__dict__[self._key] = _Unsent(value)
 
 
+def _count_fork() -> None:
+    global _forks  # noqa: PLW0603 - there is one number for the process
+    _forks += 1
+
+
 def _before_fork() -> None:
+    _count_fork()
     with _lock:
         gates = sorted(_gates, key=id)  # all threads that fork take them in one order
     closed = _closed_gates[threading.get_ident()] = []  # noted one by one: Ctrl-C may come
@@ -194,6 +220,7 @@ def _before_fork() -> None:
 
 
 def _reopen_gates() -> None:
+    _count_fork()  # what another thread has made meanwhile may be in the child too
     for gate in _closed_gates.pop(threading.get_ident(), ()):
         gate.lock.release()
 

@@ -24,18 +24,21 @@ _MAX_SENT = 64  # descriptors sent to one process; a fork server takes 256 in al
 _sent: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
 
 
-def anonymous_file() -> BinaryIO:
+def anonymous_file(folder: str | None = None) -> BinaryIO:
     """Open a new file for writing that vanishes with its last user, even after kill -9.
 
     On Linux it has no name at all. Elsewhere it has one until its creator ends; names left by
     creators that were killed are removed by the next call.
+
+    Args:
+        folder: Where it takes its room; the temporary folder by default.
 
     Raises:
         StorageFullError: The temporary folder is full.
         SourceError: There is no temporary folder to write to.
     """
     try:
-        folder = tempfile.gettempdir()
+        folder = folder or tempfile.gettempdir()
         with storage_errors(folder):
             return _create(folder)
     except FileNotFoundError as error:  # gettempdir() tried every place it knows
@@ -91,6 +94,9 @@ class SharedFile:
         StorageFullError: The temporary folder is full.
     """
 
+    _access, _flags = mmap.ACCESS_READ, os.O_RDONLY
+    _what = "an index"
+
     def __init__(self, file: BinaryIO) -> None:
         name = file.name if isinstance(file.name, str) else None
         with storage_errors(tempfile.gettempdir()), file:
@@ -108,7 +114,7 @@ class SharedFile:
         self._identity = (info.st_dev, info.st_ino)
         self.view = memoryview(b"")
         if self.size:
-            self.view = memoryview(mmap.mmap(descriptor, self.size, access=mmap.ACCESS_READ))
+            self.view = memoryview(mmap.mmap(descriptor, self.size, access=self._access))
 
     def __getstate__(self) -> _State:
         path = self._name or f"/proc/{os.getpid()}/fd/{self._descriptor}"
@@ -125,16 +131,16 @@ class SharedFile:
                     self._open(os.dup(descriptor), name)  # it may come more than once
                     return
         gone = (
-            f"an index made by process {creator} cannot be reached ({{}}): either that process has "
-            "ended, with which such an index goes, or this one may not look into it (another user "
-            "or machine, /proc mounted with hidepid, a process that changed its user); build the "
+            f"{self._what} made by process {creator} cannot be reached ({{}}): either that process "
+            "has ended, with which it goes, or this one may not look into it (another user or "
+            "machine, /proc mounted with hidepid, a process that changed its user); build the "
             "dataset anew instead of unpickling it"
         )
         try:
             info = os.stat(path)  # asked before open(), which waits on a pipe of another process
             if (info.st_dev, info.st_ino) != identity or info.st_size != size:
                 raise SourceError(gone.format("another file took its place"))
-            descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+            descriptor = os.open(path, self._flags | getattr(os, "O_BINARY", 0))
         except SourceError:
             raise
         except OSError as error:

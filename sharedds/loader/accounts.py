@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sharedds.cache import CacheStats
 from sharedds.host.system import megabytes
 from sharedds.memory import ProcessMemory
 from sharedds.workers.delivery import tensors_of
@@ -166,6 +167,8 @@ class LoaderStats:
         most: How many may be without a memory budget: ``num_workers * prefetch_factor``.
         busy: Share of their life that the workers spent on a CPU, on average; None without workers
             or where it is not told. The rest they waited: for storage, or for room in flight.
+        cache: How full the cache of decoded samples is and how often it helped, in all loops so
+            far; None without one.
     """
 
     epoch: int
@@ -179,6 +182,7 @@ class LoaderStats:
     allowed: int = 0
     most: int = 0
     busy: float | None = None
+    cache: CacheStats | None = None
 
     @property
     def rate(self) -> float | None:
@@ -196,7 +200,9 @@ class LoaderStats:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all figures as plain values."""
-        return asdict(self) | {"rate": self.rate, "wait_share": self.wait_share}
+        cache = None if self.cache is None else self.cache.to_dict()
+        figures = {"rate": self.rate, "wait_share": self.wait_share, "cache": cache}
+        return asdict(self) | figures
 
     def __str__(self) -> str:
         first = self.first_batch_seconds
@@ -221,6 +227,8 @@ class LoaderStats:
             lines.append(f"  in flight          {self.in_flight}{limit}")
         if self.busy is not None:
             lines.append(f"  workers busy       {self.busy:.0%} of their time, on a CPU")
+        if self.cache is not None:
+            lines.append(f"  cache              {self.cache}")
         return "\n".join(lines)
 
 

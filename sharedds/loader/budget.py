@@ -14,7 +14,7 @@ from typing import Any
 from sharedds.errors import OptionError
 from sharedds.host.machine import Machine
 from sharedds.loader.known import DatasetFacts, LoaderFacts, whole_number
-from sharedds.text import decimal_size
+from sharedds.text import decimal_size, parse_size
 
 __all__ = [
     "SERVER_BYTES",
@@ -38,22 +38,6 @@ _LOOP_BYTES = 16_000_000
 #: Stack and arenas of a thread.
 _THREAD_BYTES = 2_000_000
 
-_UNITS = {
-    "": 1,
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "kib": 1 << 10,
-    "mib": 1 << 20,
-    "gib": 1 << 30,
-    "tib": 1 << 40,
-    **dict.fromkeys(("k", "ki"), 1 << 10),
-    **dict.fromkeys(("m", "mi"), 1 << 20),
-    **dict.fromkeys(("g", "gi"), 1 << 30),
-    **dict.fromkeys(("t", "ti"), 1 << 40),
-}
 _EXPECTED = "bytes as a whole number, or text such as '8GiB', '500MB' or '50%'"
 
 
@@ -68,6 +52,7 @@ class Shape:
         prefetch_factor: Batches under way or ready for each worker; 0 without workers.
         pin_memory: Whether batches are copied to pinned memory.
         batch_size: Samples in a batch.
+        threads_per_worker: Threads that make the samples of one batch.
     """
 
     engine: str
@@ -76,6 +61,7 @@ class Shape:
     prefetch_factor: int
     pin_memory: bool
     batch_size: int
+    threads_per_worker: int = 1
 
     @property
     def batches(self) -> int:
@@ -90,7 +76,8 @@ class MemoryEstimate:
     Attributes:
         trainer: This process, as it was when the plan was made, and what it takes to read batches;
             None if it was not measured.
-        other: Processes below it that ran already, its fork server left out.
+        other: Processes below it that ran already, its fork server left out, and caches of decoded
+            samples in memory.
         server: The fork server, or the resource tracker that runs beside spawned workers.
         workers: All workers, each with the samples of the batch that it makes.
         in_flight: Batches that are made, ready, or handed out.
@@ -145,13 +132,11 @@ def parse_memory(value: float | str, machine: Machine, *, used: int = 0) -> int:
         if isinstance(given, float) and given.is_integer():
             given = int(given)
         return whole_number("max_memory", given, least=1) or 0
-    text = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*|%)\s*", value.lower())
-    if text is None or (text[2] != "%" and text[2] not in _UNITS):
-        raise OptionError(f"max_memory={value!r}: {_EXPECTED} is expected")
-    number = float(text[1])
-    if text[2] != "%":
-        size = int(number * _UNITS[text[2]])
+    share = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*%\s*", value)
+    if share is None:
+        size = parse_size(value) or 0
     else:
+        number = float(share[1])
         if not 0 < number <= 100:
             raise OptionError(f"max_memory={value!r}: a share above 0 and up to 100% is expected")
         if machine.memory.available is None:
@@ -175,16 +160,17 @@ def estimate_memory(shape: Shape, facts: LoaderFacts, dataset: DatasetFacts) -> 
     batch = size * shape.batch_size
     loading = _loading(shape.batch_size, dataset)
     server = 0
+    more = (shape.threads_per_worker - 1) * _THREAD_BYTES
     if shape.num_workers == 0:
         # The one that the training loop still holds, and the next one, as samples and collated.
-        workers, in_flight, copies = 0, 2 * batch + loading, 2
+        workers, in_flight, copies = more, 2 * batch + loading, 2
     else:
         if shape.engine == "thread":
             own = _THREAD_BYTES
         else:
             own = _worker_base(shape.start_method or "", dataset)
             server = 0 if shape.start_method == "fork" else _TRACKER_BYTES
-        workers = shape.num_workers * (own + loading)
+        workers = shape.num_workers * (own + more + loading)
         in_flight, copies = shape.batches * batch, shape.batches
     has_server = shape.num_workers > 0 and shape.start_method == "forkserver"
     if has_server or facts.is_server_running:

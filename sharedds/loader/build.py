@@ -46,6 +46,7 @@ def build_loader(
     seed: int = 0,
     drop_last: bool = False,
     num_workers: int | None = None,
+    threads_per_worker: int | None = None,
     engine: str | None = None,
     start_method: str | None = None,
     prefetch_factor: int | None = None,
@@ -56,6 +57,7 @@ def build_loader(
     pad: bool | None = None,
     seed_globals: str | None = None,
     collate_fn: Callable[[list[T]], Any] | None = None,
+    batch_transform: Callable[[Any], Any] | None = None,
     sampler: Sampling | Sampler[Any] | Iterable[Any] | None = None,
     worker_init_fn: Callable[[int], None] | None = None,
     on_error: Literal["raise", "skip", "replace"] = "raise",
@@ -83,7 +85,11 @@ def build_loader(
         seed: Any integer; decides the orders and all random numbers of the samples.
         drop_last: Whether to leave out the samples that do not fill a batch of every rank.
         num_workers: Workers; None lets the plan choose, 0 makes batches in this process.
-        engine: What the workers are: "process", unless the plan says so, or "thread".
+        threads_per_worker: Threads of each worker (without workers, of this process) that make the
+            samples of one batch; they share its handles, so the dataset must be safe to read from
+            several threads. None stands for 1.
+        engine: What the workers are: "process", unless the plan says so, or "thread"; "auto" takes
+            threads where the dataset makes whole batches and no code of yours runs in them.
         start_method: "forkserver", "spawn" or "fork"; None lets the plan choose.
         prefetch_factor: Batches that each worker prepares in advance.
         pin_memory: Whether to copy batches to pinned memory; None pins if there is an accelerator.
@@ -97,6 +103,10 @@ def build_loader(
             sample, "batch" for each batch (then batch size and ranks must stay the same at a
             resume), "off" leaves them as torch does: results then depend on the number of workers.
         collate_fn: Makes a batch of a list of samples; None for torch's default.
+        batch_transform: Changes each batch once it is collated, where batches are made. The global
+            generators are seeded from the key of the first sample of the batch, so what it draws
+            depends on which samples share a batch: batch size and ranks must stay the same at a
+            resume for the same numbers.
         sampler: Instead of ``shuffle``: a :class:`~sharedds.order.Sampling`, split over the ranks;
             or a torch sampler or other iterable of whole numbers, all of them for this rank.
         worker_init_fn: Called in each worker with its number, after its threads are limited.
@@ -129,6 +139,8 @@ def build_loader(
     drop_last = bool(drop_last)
     batch_size = _checked_batch_size(batch_size, drop_last=drop_last)
     _check_exclusions(shuffle=shuffle, sampler=sampler, timeout=timeout, num_workers=num_workers)
+    if batch_size is None:
+        _check_without_batches(batch_transform, threads_per_worker)
     policy = ErrorPolicy(on_error=on_error, budget=error_budget, log=error_log)
     own_rank = find_rank(rank, world_size)
     source: OrderedBatches | SampledBatches
@@ -158,12 +170,13 @@ def build_loader(
         samples=len(dataset) if isinstance(dataset, Sized) else 0,
         fingerprint=functools.partial(fingerprint_of, dataset),
     )
-    made = plan_loader(
+    planned = plan_loader(
         Arguments(
             dataset=dataset,
             batch_size=batch_size,
             engine=engine,
             num_workers=num_workers,
+            threads_per_worker=threads_per_worker,
             start_method=start_method,
             prefetch_factor=prefetch_factor,
             pin_memory=pin_memory,
@@ -173,11 +186,13 @@ def build_loader(
             plan=plan,
             seed=seed,
             collate_fn=collate_fn,
+            batch_transform=batch_transform,
             worker_init_fn=worker_init_fn,
         ),
         batches=source.length(Position(0, 0)),
         ranks=ranks,
     )
+    made = planned.plan
     if pin_memory and not made.pin_memory:
         reason = dict(made.reasons)["pin_memory"]
         warnings.warn(f"pin_memory=True has no effect here: {reason}", stacklevel=2)
@@ -202,7 +217,11 @@ def build_loader(
     )
     ledger = FailureLedger(policy, source.samples_of_rank(Position(0, 0)))
     return loader.set_up(
-        plan=made, stream=stream, seeding=GlobalSeeding(made.seed_globals), ledger=ledger
+        planned=planned,
+        stream=stream,
+        seeding=GlobalSeeding(made.seed_globals),
+        ledger=ledger,
+        batch_transform=batch_transform,
     )
 
 
@@ -252,6 +271,16 @@ def _checked_batch_size(batch_size: int | None, *, drop_last: bool) -> int | Non
     if operator.index(batch_size) < 1:
         raise OptionError(f"batch_size={batch_size}: 1 or more is expected")
     return operator.index(batch_size)
+
+
+def _check_without_batches(batch_transform: object, threads_per_worker: int | None) -> None:
+    if batch_transform is not None:
+        raise OptionError("batch_transform needs batches, and batch_size=None asks for none")
+    if threads_per_worker not in (None, 1):
+        raise OptionError(
+            f"threads_per_worker={threads_per_worker}: threads share the samples of a batch, and "
+            "batch_size=None asks for none"
+        )
 
 
 def _check_exclusions(

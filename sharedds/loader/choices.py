@@ -6,6 +6,8 @@ What the user asked for wins, after it was checked. How much of it fits is anoth
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sharedds.errors import OptionError
 from sharedds.host.starting import FORK_AFTER_CUDA
 from sharedds.loader.known import (
@@ -21,6 +23,7 @@ from sharedds.loader.known import (
 from sharedds.text import decimal_size
 
 __all__ = [
+    "MOST_PREFETCH",
     "MOST_WORKERS_ON_FAST_STORAGE",
     "choose_engine",
     "choose_persistence",
@@ -30,8 +33,10 @@ __all__ = [
     "choose_seeding",
     "choose_start_method",
     "choose_threads",
+    "choose_threads_per_worker",
     "choose_workers",
     "many_workers",
+    "with_engine",
 ]
 
 MOST_WORKERS_ON_FAST_STORAGE = 16
@@ -43,7 +48,7 @@ _MANY_CPUS = 18
 _FAST = ("ssd", "memory")
 
 _PREFETCH = 2
-_MOST_PREFETCH = 8
+MOST_PREFETCH = 8
 #: Samples of so many bytes are volumes: one batch in advance is memory enough.
 _LARGE_SAMPLE = 32 << 20
 #: Batches of each worker that are ready or under way take so many bytes at most, or are two.
@@ -56,18 +61,34 @@ _WORKERS_ON_SPINNING = 2
 _MOST_ASKED_FOR = 256 << 20
 _MOST_ASKED_OF_NETWORK = 64 << 20
 
+_AUTO = "engine='auto'"
 _IN_PROCESS = "no workers: batches are made in this process"
+
+
+def with_engine(request: LoaderRequest, dataset: DatasetFacts) -> LoaderRequest:
+    """Return the request with engine="auto" decided; what was asked for stays."""
+    if request.engine != "auto":
+        return request
+    is_whole = dataset.makes_batches and not dataset.runs_user_code
+    is_free = request.start_method is None and (request.threads_per_worker or 1) == 1
+    return replace(
+        request,
+        engine="thread" if is_whole and is_free else "process",
+        origins=(*request.origins, ("engine", _AUTO)),
+    )
 
 
 def choose_engine(request: LoaderRequest) -> Choice[str]:
     """Return what the workers are."""
     if request.engine not in ENGINES:
-        known = " and ".join(map(repr, ENGINES))
-        raise OptionError(f"engine={request.engine!r}: there are {known}")
+        known = ", ".join(map(repr, ENGINES))
+        raise OptionError(f"engine={request.engine!r}: one of {known} fits")
+    said = request.said("engine")
     if request.engine == "thread":
-        reason = f"{request.said('engine')}: one copy of all, for work that releases the GIL"
-        return Choice("thread", reason, "request")
-    return Choice("process", "Python code of several samples runs at once")
+        why = "one copy of all, for work that releases the GIL"
+        return Choice("thread", f"{said}: {why}", "rule" if said == _AUTO else "request")
+    why = "Python code of several samples runs at once"
+    return Choice("process", f"{said}: {why}" if said == _AUTO else why)
 
 
 def choose_seeding(request: LoaderRequest) -> Choice[str]:
@@ -92,6 +113,39 @@ def choose_threads(request: LoaderRequest, *, workers: int) -> Choice[int | None
     return Choice(1, "one core a worker; this process keeps its own")
 
 
+def choose_threads_per_worker(
+    request: LoaderRequest, facts: LoaderFacts, dataset: DatasetFacts, *, workers: int
+) -> Choice[int]:
+    """Return how many threads make the samples of one batch."""
+    asked = whole_number("threads_per_worker", request.threads_per_worker, least=1)
+    if asked is None:
+        return Choice(1, "a batch is made by one thread")
+    said = request.said("threads_per_worker")
+    if asked == 1:
+        return Choice(1, said, "request")
+    if (refusal := _threads_refused(request, dataset)) is not None:
+        raise OptionError(f"threads_per_worker={asked}: {refusal}")
+    reason = f"{said}: they share the handles of a worker"
+    if max(1, workers) * asked > facts.cpus:
+        reason += f"; this process may use {counted(facts.cpus, 'CPU')} only"
+    return Choice(asked, reason, "request")
+
+
+def _threads_refused(request: LoaderRequest, dataset: DatasetFacts) -> str | None:
+    if request.engine == "thread" and request.num_workers != 0:
+        return "with engine='thread' workers are threads already; ask for more by num_workers"
+    if dataset.makes_batches:
+        return None
+    if dataset.reads_batches:
+        return "the dataset reads a batch at once (load_many or __getitems__); leave it out"
+    if request.seed_globals == "batch":
+        return (
+            "with seed_globals='batch' samples draw one after another; the nearest that works is "
+            "seed_globals='sample'"
+        )
+    return None
+
+
 # --- workers -------------------------------------------------------------------------------------
 
 
@@ -101,15 +155,20 @@ def choose_workers(
     """Return how many workers there should be if there were room for all."""
     asked = whole_number("num_workers", request.num_workers, least=0)
     is_process = request.engine == "process"
+    threads = whole_number("threads_per_worker", request.threads_per_worker, least=1) or 1
     if asked is not None:
         return _asked_workers(asked, request, facts)
     if facts.is_daemon and is_process:
         return Choice(0, "this process is itself a worker and may not start others", "daemon")
-    return _usual_workers(facts, dataset)
+    return _usual_workers(facts, dataset, threads)
 
 
-def many_workers(facts: LoaderFacts, dataset: DatasetFacts) -> Choice[int] | None:
+def many_workers(
+    request: LoaderRequest, facts: LoaderFacts, dataset: DatasetFacts
+) -> Choice[int] | None:
     """Return a choice of more workers than usual, for when all of them fit; None: not here."""
+    if request.num_workers is not None or (request.threads_per_worker or 1) > 1:
+        return None
     kind = dataset.storage.kind if dataset.storage else None
     if kind not in _FAST or facts.cpus < _MANY_CPUS or facts.memory_available is None:
         return None
@@ -133,9 +192,12 @@ def _asked_workers(asked: int, request: LoaderRequest, facts: LoaderFacts) -> Ch
     return Choice(asked, said, "request")
 
 
-def _usual_workers(facts: LoaderFacts, dataset: DatasetFacts) -> Choice[int]:
-    wanted = max(min(_FEWEST_WORKERS, facts.cpus), min(_MOST_WORKERS, facts.cpus - 2))
+def _usual_workers(facts: LoaderFacts, dataset: DatasetFacts, threads: int) -> Choice[int]:
+    fewest = min(_FEWEST_WORKERS, max(1, facts.cpus // threads))
+    wanted = max(fewest, min(_MOST_WORKERS, (facts.cpus - 2) // threads))
     available = _available(facts)
+    if threads > 1:
+        available += f"; {threads} threads a worker"
     kind = dataset.storage.kind if dataset.storage else None
     batches = _batches(facts, dataset)
     if batches is not None and batches < wanted:
@@ -148,11 +210,11 @@ def _usual_workers(facts: LoaderFacts, dataset: DatasetFacts) -> Choice[int]:
         )
         return Choice(_WORKERS_ON_SPINNING, reason, "storage")
     enough = wanted == _MOST_WORKERS
-    left = facts.cpus - wanted
+    left = facts.cpus - wanted * threads
     if enough:
         reason = f"{available}; {_MOST_WORKERS} workers are enough"
     else:
-        reason = f"{available}; {left} left for training" if left else available
+        reason = f"{available}; {left} left for training" if left > 0 else available
     if kind == "spinning":
         reason += "; a spinning disk may be slower than they are"
     elif kind == "network":
@@ -245,7 +307,7 @@ def choose_prefetch(
         reason = f"one ahead is enough: a sample takes {decimal_size(size)}"
         return Choice(1, reason, "sample size")
     batch = max(1, size * (dataset.batch_size or 1))
-    number = min(_MOST_PREFETCH, max(_PREFETCH, _AHEAD_OF_WORKER // batch))
+    number = min(MOST_PREFETCH, max(_PREFETCH, _AHEAD_OF_WORKER // batch))
     smooth = "small ones are cheap to keep ready" if number > _PREFETCH else "large batches"
     return Choice(number, f"batches of {decimal_size(batch)}: {smooth}", "sample size")
 

@@ -17,6 +17,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from sharedds.datasets.indexed import IndexedDataset
 from sharedds.datasets.lazy import LazyDataset
+from sharedds.datasets.offers import caches_of
 from sharedds.errors import OptionError
 from sharedds.host.descriptors import DescriptorLimits
 from sharedds.host.machine import Machine
@@ -26,6 +27,8 @@ from sharedds.loader.known import DatasetFacts, LoaderFacts, RankFacts
 from sharedds.loader.tree import ProcessTree
 
 __all__ = [
+    "beside_caches",
+    "cached_bytes",
     "dataset_facts",
     "fingerprint_of",
     "held_by_processes",
@@ -86,6 +89,29 @@ def held_by_processes(facts: LoaderFacts) -> LoaderFacts:
         else:
             other += held
     return replace(facts, trainer_bytes=trainer, other_bytes=other, is_server_running=has_server)
+
+
+def beside_caches(facts: LoaderFacts, dataset: Any) -> LoaderFacts:
+    """Return facts less the memory that caches of decoded samples will take as they are filled.
+
+    A cache in a folder is shared by the ranks of this machine; others have one each.
+    """
+    coming = sum(
+        (cache.capacity - cache.nbytes) * (1 if cache.folder is not None else facts.local_ranks)
+        for cache in caches_of(dataset)
+        if cache.in_memory
+    )
+    left, free = facts.memory_available, facts.shared_memory_free
+    return replace(
+        facts,
+        memory_available=None if left is None else max(0, left - coming),
+        shared_memory_free=None if free is None else max(0, free - coming),
+    )
+
+
+def cached_bytes(dataset: Any) -> int:
+    """Return the memory that caches of decoded samples take once they are full."""
+    return sum(cache.capacity for cache in caches_of(dataset) if cache.in_memory)
 
 
 def server_bytes() -> int | None:

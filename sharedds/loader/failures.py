@@ -12,19 +12,18 @@ import os
 import pickle
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from torch.utils.data import Subset, get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from sharedds.errors import OptionError, SampleError, WorkerError
+from sharedds.errors import OptionError, SampleError
 from sharedds.handles import absolute_path
 from sharedds.host.memory import machine_memory
 from sharedds.host.system import megabytes
 from sharedds.order import SampleKey
-from sharedds.workers.delivery import deliverable
 
 if sys.platform != "win32":
     import resource
@@ -34,9 +33,9 @@ __all__ = [
     "ErrorPolicy",
     "FailedSample",
     "Reader",
-    "collate_with_failures",
     "has_failures",
     "name_of",
+    "split_failures",
 ]
 
 _LEAST_BUDGET = 10
@@ -115,7 +114,7 @@ class ErrorPolicy:
             reader: Where other samples come from.
 
         Returns:
-            One item for the function made by :func:`collate_with_failures`: a record of what
+            One item for :func:`split_failures`: a record of what
             failed, or a replacement with the record. Nothing is raised here, so that the trainer
             learns of it in the order of the batches.
         """
@@ -330,41 +329,16 @@ def _pinned(batch: Any) -> Any:
 _RECORDS = frozenset({FailedSample, _Replacement})
 
 
-class _Collate:
-    """Collates what is left of a batch, and sends the failures along."""
-
-    def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
-        self.collate_fn = collate_fn
-
-    def __call__(self, samples: Any) -> Any:
-        is_batch = isinstance(samples, list)
-        items = samples if is_batch else [samples]
-        is_whole = _RECORDS.isdisjoint(map(type, items))
-        failures = () if is_whole else tuple(_failures_in(items))
-        if failures:
-            items = [_good(item) for item in items if not isinstance(item, FailedSample)]
-        if not items or any(failed.is_final for failed in failures):
-            return Delivery(None, failures, is_empty=True)
-        try:
-            batch = self.collate_fn(items if is_batch else items[0])
-        except StopIteration as error:
-            raise WorkerError(
-                "collate_fn raised StopIteration, which would look like the end of the epoch; give "
-                "next() a default there"
-            ) from error
-        if get_worker_info() is not None:
-            batch = deliverable(batch)
-        return Delivery(batch, failures) if failures else batch
-
-
-def collate_with_failures(collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wrap a ``collate_fn``: what failed travels with the batch, which fits where it has to go.
-
-    The function returned takes a list of samples, or one sample, in which ``ErrorPolicy.failed``
-    has left its records. It returns the batch, or a :class:`Delivery`, or, in a worker, an
-    :class:`~sharedds.workers.delivery.InlineBatch`. It can be pickled if ``collate_fn`` can.
-    """
-    return _Collate(collate_fn)
+def split_failures(items: list[Any]) -> tuple[list[Any], tuple[FailedSample, ...]]:
+    """Return the good samples of a batch, replacements included, and the records of the others."""
+    if _RECORDS.isdisjoint(map(type, items)):
+        return items, ()
+    good = [
+        item.sample if isinstance(item, _Replacement) else item
+        for item in items
+        if not isinstance(item, FailedSample)
+    ]
+    return good, tuple(_failures_in(items))
 
 
 def has_failures(items: Iterable[Any]) -> bool:
@@ -378,7 +352,3 @@ def _failures_in(items: Iterable[Any]) -> Iterator[FailedSample]:
             yield item
         elif isinstance(item, _Replacement):
             yield item.failed
-
-
-def _good(item: Any) -> Any:
-    return item.sample if isinstance(item, _Replacement) else item

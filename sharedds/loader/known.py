@@ -21,7 +21,7 @@ __all__ = [
     "whole_number",
 ]
 
-ENGINES = ("process", "thread")
+ENGINES = ("process", "thread", "auto")
 
 T = TypeVar("T")
 
@@ -66,7 +66,8 @@ class LoaderFacts:
         descriptors: Files this process may have open at once.
         descriptors_open: How many it has open now.
         trainer_bytes: What this process holds now.
-        other_bytes: What other processes below it hold already, its fork server left out.
+        other_bytes: What other processes below it hold already, its fork server left out, and what
+            caches of decoded samples in memory may take.
         server_bytes: What a fork server that runs or was tried holds.
         is_server_running: Whether a fork server runs already, and so is paid for in any case.
     """
@@ -107,6 +108,10 @@ class DatasetFacts:
         loading_bytes: What loading such a batch adds to a process at most: samples that are not
             collated yet, and what decoding them takes.
         storage: Where the samples are read from.
+        makes_batches: Whether the dataset makes whole batches, and they are asked for.
+        reads_batches: Whether it is asked for several samples at once.
+        runs_user_code: Whether code of the user runs for each sample or batch: it may hold the
+            interpreter.
         source: Where the sizes are known from: "measured in a worker", "told by the dataset", ...
     """
 
@@ -120,6 +125,9 @@ class DatasetFacts:
     worker_bytes: int | None = None
     loading_bytes: int | None = None
     storage: Storage | None = None
+    makes_batches: bool = False
+    reads_batches: bool = False
+    runs_user_code: bool = True
     source: str = ""
 
     @property
@@ -143,6 +151,7 @@ class LoaderRequest:
     prefetch_factor: int | None = None
     pin_memory: bool | None = None
     persistent_workers: bool | None = None
+    threads_per_worker: int | None = None
     engine: str = "process"
     seed_globals: str = "sample"
     max_memory: int | None = None

@@ -8,7 +8,7 @@ refused, never bent, and the refusal names the nearest that can.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -23,8 +23,10 @@ from sharedds.loader.choices import (
     choose_seeding,
     choose_start_method,
     choose_threads,
+    choose_threads_per_worker,
     choose_workers,
     many_workers,
+    with_engine,
 )
 from sharedds.loader.fitting import Fitted, bounds_of, fit, fits
 from sharedds.loader.known import (
@@ -47,6 +49,7 @@ __all__ = [
     "LoaderPlan",
     "LoaderRequest",
     "MemoryEstimate",
+    "Planned",
     "RankFacts",
     "make_plan",
 ]
@@ -54,6 +57,7 @@ __all__ = [
 _CHOICES = (
     "engine",
     "num_workers",
+    "threads_per_worker",
     "start_method",
     "prefetch_factor",
     "pin_memory",
@@ -86,6 +90,7 @@ class LoaderPlan:
         world_size: How many ranks train together.
         last_step: What becomes of samples that do not fill a step of all ranks.
         reasons: A pair (choice, reason) for each of the above.
+        threads_per_worker: Threads that make the samples of one batch.
         read_ahead: Records of a batch that are asked of the storage before the first is read; 0
             asks for none.
         max_memory: Bytes that this process, its workers and all batches may take together.
@@ -105,6 +110,7 @@ class LoaderPlan:
     world_size: int
     last_step: str
     reasons: tuple[tuple[str, str], ...]
+    threads_per_worker: int = 1
     read_ahead: int = 0
     max_memory: int | None = None
     limits: tuple[tuple[str, str], ...] = ()
@@ -132,7 +138,7 @@ class LoaderPlan:
         """
         found: dict[str, Any] = {}
         for name, kinds in _TYPES.items():
-            value = values.get(name)
+            value = values.get(name, _ADDED.get(name))
             is_number = isinstance(value, bool) and bool not in kinds
             if not isinstance(value, kinds) or is_number:
                 raise OptionError(f"{name}={value!r} in a saved plan: it is damaged, or no plan")
@@ -175,10 +181,25 @@ class LoaderPlan:
         return self.text(screen_width())
 
 
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan, and how it changes once a batch was seen.
+
+    Attributes:
+        plan: What a loader begins with.
+        sized: Returns the plan for batches of so many bytes, of which it changes nothing but the
+            number in advance; None where that was asked for, or the size is known.
+    """
+
+    plan: LoaderPlan
+    sized: Callable[[int], LoaderPlan] | None = None
+
+
 _NONE = type(None)
 _TYPES: dict[str, tuple[type, ...]] = {
     "engine": (str,),
     "num_workers": (int,),
+    "threads_per_worker": (int,),
     "start_method": (str, _NONE),
     "prefetch_factor": (int, _NONE),
     "pin_memory": (bool,),
@@ -194,6 +215,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "limits": (dict,),
     "estimate": (dict, _NONE),
 }
+#: What plans that were saved by an earlier version do not say.
+_ADDED: dict[str, Any] = {"threads_per_worker": 1}
 
 
 def make_plan(
@@ -212,6 +235,7 @@ def make_plan(
     """
     dataset = dataset if dataset is not None else DatasetFacts()
     whole_number("max_memory", request.max_memory, least=1)
+    request = with_engine(request, dataset)
     engine = choose_engine(request)
     pinned = choose_pinning(request, facts, dataset)
     workers, prefetch, fitted = _sizes(request, facts, dataset, is_pinned=pinned.value)
@@ -220,6 +244,9 @@ def make_plan(
     choices: dict[str, Choice[Any]] = {
         "engine": engine,
         "num_workers": workers,
+        "threads_per_worker": choose_threads_per_worker(
+            request, facts, dataset, workers=workers.value
+        ),
         "start_method": method,
         "prefetch_factor": prefetch,
         "pin_memory": pinned,
@@ -257,13 +284,14 @@ def _sizes(
             engine=request.engine,
             start_method=choose_start_method(request, facts, workers=number).value,
             num_workers=number,
+            threads_per_worker=request.threads_per_worker or 1,
             prefetch_factor=ahead.value or 0,
             pin_memory=is_pinned,
             batch_size=dataset.batch_size or 1,
         )
 
     # More than usual, but only where all of them fit: less room never means more of anything.
-    more = many_workers(facts, dataset) if request.num_workers is None else None
+    more = many_workers(request, facts, dataset)
     is_usual = workers.limit in ("rule", "CPUs")
     if more is not None and is_usual and fits(shape(more.value), bounds, memory_share=_TO_SPARE):
         workers = more

@@ -5,25 +5,32 @@ from __future__ import annotations
 import copy
 import dataclasses
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
+from sharedds.cache import CacheStats
+from sharedds.datasets.offers import caches_of
 from sharedds.errors import OptionError, StateError
 from sharedds.generators.seeding import GlobalSeeding
 from sharedds.handles import unsent
 from sharedds.loader.accounts import Counters, LoaderMemory, LoaderStats, pinned_bytes
-from sharedds.loader.failures import FailedSample, collate_with_failures
+from sharedds.loader.ahead import Stage
+from sharedds.loader.batches import BatchTransform, collate_with_failures
+from sharedds.loader.choices import MOST_PREFETCH
+from sharedds.loader.conversion import Conversion
+from sharedds.loader.device import DeviceLoader, find_device
+from sharedds.loader.failures import FailedSample
 from sharedds.loader.flight import InFlight
 from sharedds.loader.guard import MemoryGuard
 from sharedds.loader.heap import LeanStart, is_tight
 from sharedds.loader.ledger import FailureLedger
-from sharedds.loader.plan import LoaderPlan
+from sharedds.loader.plan import LoaderPlan, Planned
 from sharedds.loader.processes import ProcessIterator
 from sharedds.loader.replay import Replay
 from sharedds.loader.running import LoaderPass, Running
@@ -32,6 +39,7 @@ from sharedds.loader.stream import EpochPass, OrderedBatches, Position, SampleSt
 from sharedds.loader.threads import ThreadIterator
 from sharedds.loader.tree import ProcessTree, busy_share
 from sharedds.order import LoaderState, SampleKey
+from sharedds.workers.loans import Loans, new_loans
 
 __all__ = ["PlannedLoader"]
 
@@ -53,31 +61,38 @@ class PlannedLoader(DataLoader[T]):
     Made by :func:`~sharedds.loader.build_loader`.
 
     Attributes:
-        plan: Every choice with its reason; print it.
+        plan: Every choice with its reason; print it. Where nobody told the size of a sample, the
+            first batch does, and decides how many are made in advance from then on.
     """
 
     plan: LoaderPlan
     _seeding: GlobalSeeding
     _ledger: FailureLedger
+    _batch_transform: Callable[[Any], Any] | None = None
+    _sized: Callable[[int], LoaderPlan] | None = None
     _stream_given: SampleStream | None = None
     _newest = unsent[weakref.ref[LoaderPass]]()
     _running = unsent[Running]()
     _iterator = unsent[Any]()
     _most_in_flight: int | None = None
+    #: Whether batches of worker processes travel in buffers that stay; new memory for each if not.
+    _keeps_buffers = True
 
     def set_up(
         self,
         *,
-        plan: LoaderPlan,
+        planned: Planned,
         stream: SampleStream,
         seeding: GlobalSeeding,
         ledger: FailureLedger,
+        batch_transform: Callable[[Any], Any] | None = None,
     ) -> PlannedLoader[T]:
         """Give a new loader what it does not share with torch's; returns the loader."""
-        self.plan = plan
+        self.plan, self._sized = planned.plan, planned.sized
         self._stream_given = stream
         self._seeding = seeding
         self._ledger = ledger
+        self._batch_transform = batch_transform
         return self
 
     @property
@@ -172,6 +187,36 @@ class PlannedLoader(DataLoader[T]):
         newest = self._newest() if self._newest is not None else None
         return newest is not None and not newest.is_over and not newest.is_broken
 
+    def to(
+        self,
+        device: str | int | torch.device,
+        *,
+        dtype: torch.dtype | None = None,
+        mean: float | Iterable[float] | None = None,
+        std: float | Iterable[float] | None = None,
+        only: str | int | Sequence[str | int] | None = None,
+    ) -> DeviceLoader:
+        """Return an iterable over the same batches on a device, one of them ahead.
+
+        Bytes travel; dtype and normalisation are made there, beside training. Epochs and state are
+        those of this loader: either may be asked. Which tensors are pictures, and what exactly is
+        computed, is stated at :class:`~sharedds.loader.conversion.Conversion`; without ``dtype``,
+        ``mean`` and ``std`` nothing changes but the place.
+
+        Args:
+            device: "cuda", "cuda:1", "mps", "cpu", a ``torch.device``, or the number of a device.
+            dtype: Of pictures: torch.float32, float16 or bfloat16. uint8 is scaled to 0..1.
+            mean: To subtract from pictures, for values from 0 to 1: a number, or one a channel.
+            std: To divide them by; the same.
+            only: Names or positions of those entries of a batch that are pictures.
+
+        Raises:
+            OptionError: A value that makes no sense, or a device that is not there.
+        """
+        channels = 0 if self.batch_size is None else 1
+        conversion = Conversion(dtype=dtype, mean=mean, std=std, only=only, channels=channels)
+        return DeviceLoader(self, find_device(device), conversion)
+
     # --- what it costs ---------------------------------------------------------------------------
 
     def memory(self) -> LoaderMemory:
@@ -193,8 +238,9 @@ class PlannedLoader(DataLoader[T]):
         It may be asked at any time, also from another thread.
         """
         running = self._running
+        cache = CacheStats.together(cache.stats() for cache in caches_of(self.dataset))
         if running is None:
-            return LoaderStats(epoch=self.epoch)
+            return LoaderStats(epoch=self.epoch, cache=cache)
         counters, flight = running.counters, running.flight
         # An epoch is accounted for until the next one begins.
         left_out = sum(failed.replacement is None for failed in self._ledger.failures)
@@ -210,6 +256,7 @@ class PlannedLoader(DataLoader[T]):
             allowed=flight.allowed,
             most=flight.most,
             busy=busy_share(running.workers, running.threads),
+            cache=cache,
         )
 
     def replay(self, n: int) -> Replay:
@@ -257,14 +304,18 @@ class PlannedLoader(DataLoader[T]):
 
     def __iter__(self) -> LoaderPass:  # type: ignore[override]
         """Begin the next epoch, or go on in it after a resume."""
+        return self._begin()
+
+    def _begin(self, stage: Callable[[], Stage] | None = None) -> LoaderPass:
+        """Begin a pass; ``stage`` makes what its batches go through, once workers are started."""
         begun = self._stream.begin()
         try:
-            return self._start(begun)
+            return self._start(begun, stage)
         except BaseException:  # no worker could start, or Ctrl-C: the place is not lost
             self._stream.take_back()
             raise
 
-    def _start(self, begun: EpochPass) -> LoaderPass:
+    def _start(self, begun: EpochPass, stage: Callable[[], Stage] | None) -> LoaderPass:
         # Seeds of workers: not a function of how many passes were begun before.
         key = SampleKey(self._stream.seed, begun.epoch, self.plan.rank)
         self.generator.manual_seed(key.number("workers") >> 1)
@@ -283,7 +334,11 @@ class PlannedLoader(DataLoader[T]):
             self._iterator = inner if self.persistent_workers else None
         self._ledger.begin(begun.epoch, count=begun.position.failed)
         self._running = Running(inner, begun, counters, flight)
-        made = LoaderPass(inner, self._running, self._ledger, guard)
+        made = LoaderPass(
+            inner, self._running, self._ledger, guard, stage() if stage is not None else None
+        )
+        if self._sized is not None and self._most_in_flight is None:
+            made.on_first = self._take_size
         self._newest = weakref.ref(made)
         return made
 
@@ -291,6 +346,14 @@ class PlannedLoader(DataLoader[T]):
         most = self.num_workers * (self.prefetch_factor or 0)
         limit = self._most_in_flight
         return InFlight(most if limit is None else min(most, limit), self.num_workers)
+
+    def _take_size(self, batch_bytes: int, flight: InFlight) -> None:
+        """Make as many batches in advance as suit the size of the first one."""
+        if self._sized is None:
+            return
+        self.plan, self._sized = self._sized(batch_bytes), None
+        self.prefetch_factor = self.plan.prefetch_factor
+        flight.most = flight.allowed = self._in_flight().most
 
     def _guard(self, flight: InFlight) -> MemoryGuard | None:
         flight.begin()
@@ -302,27 +365,40 @@ class PlannedLoader(DataLoader[T]):
         return guard
 
     def _get_iterator(self, flight: InFlight | None = None) -> Any:
-        view = _View(self, flight if flight is not None else self._in_flight())
+        flight = flight if flight is not None else self._in_flight()
         if self.num_workers == 0:
-            return _SingleProcessDataLoaderIter(view)
+            return _SingleProcessDataLoaderIter(_View(self, flight))
         if self.plan.engine == "thread":
-            return ThreadIterator(view)
-        return ProcessIterator(view)
+            return ThreadIterator(_View(self, flight))
+        loans = None
+        if self._keeps_buffers:
+            ahead = MOST_PREFETCH if self._sized is not None else self.prefetch_factor or 1
+            loans = new_loans(self.num_workers, ahead=ahead)
+        return ProcessIterator(_View(self, flight, loans))
 
 
 class _View:
     """A loader as torch's iterators shall see it: with our reader and our batches."""
 
-    def __init__(self, loader: PlannedLoader[Any], in_flight: InFlight) -> None:
+    def __init__(
+        self, loader: PlannedLoader[Any], in_flight: InFlight, loans: Loans | None = None
+    ) -> None:
         self._loader = loader
         self.in_flight = in_flight
-        self.collate_fn = collate_with_failures(loader.collate_fn)
+        self.loans = loans
+        transform = loader._batch_transform
+        self.collate_fn = collate_with_failures(
+            loader.collate_fn,
+            BatchTransform(transform, loader._seeding) if transform is not None else None,
+        )
         self.dataset = SampleReader(
             loader.dataset,
             seeding=loader._seeding,
             policy=loader._ledger.policy,
             collate_fn=self.collate_fn,
             pool=loader._stream.source.pool,
+            is_whole=loader.batch_size is not None and loader.collate_fn is default_collate,
+            threads=loader.plan.threads_per_worker,
         )
         self.policy = loader._ledger.policy
         self.seeding = loader._seeding
@@ -333,7 +409,7 @@ class _View:
             planned = plan.estimate.total if plan.estimate is not None else None
             if is_tight(plan.max_memory, planned, plan.num_workers):
                 start = LeanStart(start)
-        self.worker_init_fn = WorkerStart(start)
+        self.worker_init_fn = WorkerStart(start, loans)
         self._index_sampler = loader._stream
 
     def __getattr__(self, name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import warnings
 from collections.abc import Callable, Sized
@@ -10,12 +11,16 @@ from typing import Any, Literal
 
 from torch.utils.data import default_collate, default_convert
 
+from sharedds.datasets.offers import batch_maker, reads_batches
 from sharedds.errors import OptionError, SharedDSError
 from sharedds.generators.seeding import GlobalSeeding
 from sharedds.host.accelerator import torch_device
 from sharedds.host.machine import Machine, look
 from sharedds.loader.budget import Shape, parse_memory
+from sharedds.loader.choices import with_engine
 from sharedds.loader.facts import (
+    beside_caches,
+    cached_bytes,
     dataset_facts,
     fingerprint_of,
     held_by_processes,
@@ -26,7 +31,7 @@ from sharedds.loader.facts import (
 from sharedds.loader.failures import ErrorPolicy
 from sharedds.loader.fitting import overfull
 from sharedds.loader.known import DatasetFacts, LoaderFacts, LoaderRequest, RankFacts
-from sharedds.loader.plan import LoaderPlan, make_plan
+from sharedds.loader.plan import LoaderPlan, Planned, make_plan
 from sharedds.loader.probe import Measured, probe
 from sharedds.loader.samples import SampleReader, WorkerStart
 from sharedds.loader.tuned import read_tuned, tuned_key, tuned_keys
@@ -39,7 +44,10 @@ __all__ = ["Arguments", "measure_samples", "plan_loader", "spread"]
 _PROBED_BATCHES = 3
 _GOLDEN = 0.6180339887498949
 #: Taken from a given plan where the argument is not given.
-_TAKEN = ("num_workers", "start_method", "prefetch_factor", "pin_memory", "persistent_workers")
+_TAKEN = (
+    *("num_workers", "threads_per_worker", "start_method", "prefetch_factor"),
+    *("pin_memory", "persistent_workers"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +58,7 @@ class Arguments:
     batch_size: int | None
     engine: str | None = None
     num_workers: int | None = None
+    threads_per_worker: int | None = None
     start_method: str | None = None
     prefetch_factor: int | None = None
     pin_memory: bool | None = None
@@ -59,10 +68,11 @@ class Arguments:
     plan: LoaderPlan | Literal["tuned"] | None = None
     seed: int = 0
     collate_fn: Callable[[list[Any]], Any] | None = None
+    batch_transform: Callable[[Any], Any] | None = None
     worker_init_fn: Callable[[int], None] | None = None
 
 
-def plan_loader(asked: Arguments, *, batches: int | None, ranks: RankFacts) -> LoaderPlan:
+def plan_loader(asked: Arguments, *, batches: int | None, ranks: RankFacts) -> Planned:
     """Look at machine and dataset, measure what a memory limit needs to know, and plan.
 
     Args:
@@ -86,10 +96,12 @@ def plan_loader(asked: Arguments, *, batches: int | None, ranks: RankFacts) -> L
         ranks=ranks,
         accelerator=accelerator.type if accelerator is not None else None,
     )
+    facts = beside_caches(facts, asked.dataset)
     storage = machine.storage[0] if machine.storage else None
     known = dataset_facts(
         asked.dataset, batch_size=asked.batch_size or 1, place=place, storage=storage
     )
+    known = _with_batches(known, asked)
     if given != "tuned":
         return _planned(_request(asked, given), asked, machine, facts, known)
     plan = _tuned(asked.dataset, machine)
@@ -180,6 +192,8 @@ def _request(
             }
         if engine != given.engine or asked.num_workers == 0:
             values["start_method"] = asked.start_method
+        if engine != given.engine:
+            values["threads_per_worker"] = asked.threads_per_worker
     return LoaderRequest(
         **values,
         engine=engine if engine is not None else "process",
@@ -213,7 +227,8 @@ def _planned(
     machine: Machine,
     facts: LoaderFacts,
     known: DatasetFacts,
-) -> LoaderPlan:
+) -> Planned:
+    request = with_engine(request, known)
     limit: float | str | None = asked.max_memory
     if limit is None and isinstance(asked.plan, LoaderPlan) and asked.plan.max_memory is not None:
         limit = asked.plan.max_memory
@@ -223,16 +238,59 @@ def _planned(
     if limit is None:
         plan = make_plan(request, facts, known)
         _warn_if_overfull(plan, request, facts, known)
-        return plan
+        is_open = plan.num_workers and request.prefetch_factor is None
+        if not is_open or known.sample_bytes is not None:
+            return Planned(plan)
+        return Planned(plan, functools.partial(_with_size, plan, request, facts, known))
     facts = held_by_processes(facts)
     size = parse_memory(limit, machine, used=(facts.trainer_bytes or 0) + facts.other_bytes)
+    facts = replace(facts, other_bytes=facts.other_bytes + cached_bytes(asked.dataset))
     request = replace(request, max_memory=size)
     # Refuses what cannot fit whatever the samples are, before any are loaded.
     plan = make_plan(request, facts, known)
     if known.sample_bytes is not None or facts.batches == 0:
         _warn_if_overfull(plan, request, facts, known)
+        return Planned(plan)
+    return Planned(_plan_by_measuring(request, asked, facts, known, plan))
+
+
+def _with_size(
+    plan: LoaderPlan,
+    request: LoaderRequest,
+    facts: LoaderFacts,
+    known: DatasetFacts,
+    batch_bytes: int,
+) -> LoaderPlan:
+    """The plan with as many batches in advance as suit the size of the first one."""
+    size = max(1, batch_bytes // (known.batch_size or 1))
+    known = replace(known, sample_bytes=size, source="of the first batch")
+    try:
+        better = make_plan(replace(request, num_workers=plan.num_workers), facts, known)
+    except OptionError:  # too little room for what runs already: it stays as it is
         return plan
-    return _plan_by_measuring(request, asked, facts, known, plan)
+    reason = f"{dict(better.reasons)['prefetch_factor']} (seen in the first batch)"
+    bound = dict(better.limits)["prefetch_factor"]
+    return replace(
+        plan,
+        prefetch_factor=better.prefetch_factor,
+        reasons=tuple((dict(plan.reasons) | {"prefetch_factor": reason}).items()),
+        limits=tuple((dict(plan.limits) | {"prefetch_factor": bound}).items()),
+    )
+
+
+def _with_batches(known: DatasetFacts, asked: Arguments) -> DatasetFacts:
+    """Facts with how batches will be made."""
+    is_whole = (
+        asked.batch_size is not None
+        and (asked.collate_fn is None or asked.collate_fn is default_collate)
+        and batch_maker(asked.dataset) is not None
+    )
+    return replace(
+        known,
+        makes_batches=is_whole,
+        reads_batches=reads_batches(asked.dataset),
+        runs_user_code=not is_whole or asked.batch_transform is not None,
+    )
 
 
 def _warn_if_overfull(
@@ -248,6 +306,7 @@ def _warn_if_overfull(
         engine=plan.engine,
         start_method=plan.start_method,
         num_workers=plan.num_workers,
+        threads_per_worker=plan.threads_per_worker,
         prefetch_factor=plan.prefetch_factor or 0,
         pin_memory=plan.pin_memory,
         batch_size=known.batch_size or 1,

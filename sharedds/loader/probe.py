@@ -279,7 +279,7 @@ class _Looking:
         """Load some samples, those that fail left out; after a failure the rest one by one."""
         indices = np.array(numbers, np.int64)
         try:
-            found = self._reader.__getitems__(Batch(self._seed, 0, indices, None, 0, 0))
+            found: list[Any] = self._reader.__getitems__(Batch(self._seed, 0, indices, None, 0, 0))
         except Exception as error:
             self._failure = f"{type(error).__name__}: {error}"
         else:

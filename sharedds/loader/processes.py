@@ -37,6 +37,8 @@ from sharedds.loader.messages import (
     stall_of,
 )
 from sharedds.workers.delivery import DescriptorKeeper, InlineBatch
+from sharedds.workers.loans import Loans
+from sharedds.workers.mapped import MappedBuffers
 from sharedds.workers.watch import WorkerWatch
 
 __all__ = ["ProcessIterator"]
@@ -52,7 +54,8 @@ class ProcessIterator(_MultiProcessingDataLoaderIter):
     :class:`~sharedds.loader.ledger.FailureLedger`; all else is the batch itself.
 
     Args:
-        loader: What torch's iterator wants to know, as attributes, and ``in_flight``.
+        loader: What torch's iterator wants to know, as attributes, ``in_flight``, and ``loans``,
+            which its workers have as well: the table of their buffers, or None.
 
     Attributes:
         handed_out: The index, or batch of indices, of what was returned last.
@@ -64,11 +67,15 @@ class ProcessIterator(_MultiProcessingDataLoaderIter):
     _workers_status: list[bool]
     _task_info: dict[int, tuple[Any, ...]]
     _tasks_outstanding: int
+    _prefetch_factor: int
 
     def __init__(self, loader: Any) -> None:
         self._home = MadeHere()
         self.handed_out: Any = None
         self.in_flight: InFlight = loader.in_flight
+        self._loans: Loans | None = loader.loans
+        self._buffers = MappedBuffers(self._loans) if self._loans is not None else None
+        self._keep_as_allowed()
         self._asked: Any = None
         self._in_hand = InHand(loader.dataset)
         self._working: set[int] = set()  # workers that have delivered a batch
@@ -106,6 +113,8 @@ class ProcessIterator(_MultiProcessingDataLoaderIter):
         if first_iter:
             self._kept += [self._index_queues, self._worker_result_queue, self._workers]
             self._kept += [self._workers_done_event]
+            results: Any = self._worker_result_queue
+            results.needed = self._buffers  # a thread may read for longer than this is there
         # torch's handler would raise in the middle of the training step when a worker dies.
         if self._worker_pids_set:
             signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
@@ -123,6 +132,9 @@ class ProcessIterator(_MultiProcessingDataLoaderIter):
         While fewer are allowed none is sent, and several once more are. One always is: torch takes
         it for the end of the epoch when none is out.
         """
+        self._keep_as_allowed()
+        # torch holds its own number against what is out; ours may have grown since.
+        self._prefetch_factor = max(1, -(-self.in_flight.most // self._num_workers))
         while len(self._task_info) < max(1, self.in_flight.allowed):
             task = self._send_idx
             super()._try_put_index()
@@ -130,6 +142,11 @@ class ProcessIterator(_MultiProcessingDataLoaderIter):
                 break
             self._in_hand.sent(task, self._task_info[task][0], self._asked)
         self._count()
+
+    def _keep_as_allowed(self) -> None:
+        """Let workers keep buffers while there is room for all batches in flight."""
+        if self._loans is not None:
+            self._loans.is_keeping = self.in_flight.allowed >= self.in_flight.most
 
     def _process_data(self, data: Any, *worker: Any) -> Any:
         for owner, index in self._in_hand.taken(self._task_info):

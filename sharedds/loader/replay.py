@@ -23,12 +23,14 @@ class Replay:
         source: Where they come from; it is gone through once.
         count: How many to keep.
         length: How many to serve in each loop; None serves each of those kept once.
+
+    Attributes: as the arguments.
     """
 
     def __init__(self, source: Iterable[Any], count: int, length: int | None = None) -> None:
         self._source: Iterable[Any] = source
-        self._count = count
-        self._length = length
+        self.count = count
+        self.length = length
         self._batches: list[Any] | None = None
 
     @property
@@ -38,7 +40,7 @@ class Replay:
             # No descriptor and no shared memory is held for them: a limit that is always exceeded.
             keeper = DescriptorKeeper(limit=1)
             kept = []
-            for batch in itertools.islice(self._source, self._count):
+            for batch in itertools.islice(self._source, self.count):
                 keeper.keep(batch)
                 kept.append(batch)
             self._batches = kept
@@ -52,7 +54,7 @@ class Replay:
 
     def __len__(self) -> int:
         """Return how many batches a loop gets."""
-        return self._length if self._length is not None else len(self.batches)
+        return self.length if self.length is not None else len(self.batches)
 
     def __iter__(self) -> Iterator[Any]:
         """Begin a loop over the batches, from the first one."""
@@ -60,5 +62,5 @@ class Replay:
 
     def __repr__(self) -> str:
         if self._batches is None:
-            return f"<Replay of {self._count} batches, not loaded yet>"
+            return f"<Replay of {self.count} batches, not loaded yet>"
         return f"<Replay of {len(self._batches)} batches, {megabytes(self.nbytes)}>"

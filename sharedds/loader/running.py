@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from sharedds.errors import StateError, WorkerError
 from sharedds.loader.accounts import Counters
+from sharedds.loader.ahead import Stage
 from sharedds.loader.flight import InFlight
 from sharedds.loader.guard import MemoryGuard
 from sharedds.loader.ledger import FailureLedger
@@ -51,10 +52,12 @@ class LoaderPass(Iterator[Any]):
         running: What is counted.
         ledger: Accounts for samples that could not be loaded.
         guard: Watches the memory, if there is a budget.
+        stage: What batches go through before they are handed out, such as to a device.
 
     Attributes:
         is_over: Whether the last batch was handed out.
         is_broken: Whether nothing more comes, since the workers have ended before the last batch.
+        on_first: Called once, with the bytes of the first batch and the batches in flight.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class LoaderPass(Iterator[Any]):
         running: Running,
         ledger: FailureLedger,
         guard: MemoryGuard | None = None,
+        stage: Stage | None = None,
     ) -> None:
         self._inner = inner
         self._begun = running.begun
@@ -70,12 +74,14 @@ class LoaderPass(Iterator[Any]):
         self._flight = running.flight
         self._ledger = ledger
         self._guard = guard
+        self._stage = stage
         self._in_process = not running.flight.workers
         reader: Any = inner._dataset
         self._reader: SampleReader | None = reader if self._in_process and reader.seeding else None
         self._is_ended = False
         self._is_superseded = False
         self.is_broken = False
+        self.on_first: Callable[[int, InFlight], None] | None = None
         if guard is not None:
             guard.begin(self, running.workers)
 
@@ -111,7 +117,8 @@ class LoaderPass(Iterator[Any]):
         is_batch = False
         while not is_batch:
             try:
-                batch, is_batch = self._ledger.take(self._next())
+                data, loaded = self._take()
+                batch, is_batch = self._ledger.take(data)
             except StopIteration:
                 self._is_ended = True
                 self._end_guard()
@@ -129,17 +136,27 @@ class LoaderPass(Iterator[Any]):
                 raise
             # Also one of which all samples were left out.
             self._begun.handed(self._ledger.count_of(self._begun.epoch))
-        self._counters.note(batch, asked)
+        self._counters.note(batch if self._stage is None else loaded, asked)
+        if self.on_first is not None:
+            self.on_first(self._counters.largest, self._flight)
+            self.on_first = None
         if self._guard is not None:
             self._flight.handed += 1
             self._flight.batch_bytes = max(self._flight.batch_bytes, self._counters.largest)
         return batch
 
+    def _take(self) -> tuple[Any, Any]:
+        """What is next, and the batch in it as it was loaded, if that may be another."""
+        if self._stage is None:
+            return self._next(), None
+        return self._stage.take(self._next)
+
     def _next(self) -> Any:
         if not self._in_process:
             return next(self._inner)
         self._flight.check()
-        self._begun.forget_sent()  # of a batch that Ctrl-C interrupted
+        held = self._stage.held if self._stage is not None else 0
+        self._begun.forget_sent(but=held)  # of a batch that Ctrl-C interrupted
         if self._reader is None:
             return next(self._inner)
         with self._reader.kept():

@@ -2,11 +2,17 @@
 
 A batch arrives as the numbers of its samples with seed and epoch, so a worker needs nothing else to
 make exactly the samples that any other worker, or a run without workers, would make.
+
+A dataset may make a whole batch (:func:`~sharedds.datasets.offers.batch_maker`). No code of the
+user runs then, so nothing is seeded; if it fails, samples are made one by one, which finds the bad
+one. Else samples are made one by one, or by ``__getitems__`` where that is better.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,13 +25,27 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from sharedds.datasets.offers import adviser, reads_batches, tell_epoch
-from sharedds.errors import SampleError, SchemaError
+from sharedds.datasets.offers import (
+    Empty,
+    adviser,
+    batch_maker,
+    reads_batches,
+    tell_epoch,
+)
+from sharedds.errors import SchemaError, WorkerError
 from sharedds.generators.held import HeldGenerators
 from sharedds.generators.seeding import GlobalSeeding, kept_globals
 from sharedds.generators.sparing import SparingSeeding
+from sharedds.generators.thread_random import ThreadGenerators, drawing_from
+from sharedds.loader.batches import KeyedBatch, WholeBatch
+from sharedds.loader.elsewhere import device_elsewhere, not_on_cpu
 from sharedds.loader.failures import ErrorPolicy, has_failures
+from sharedds.loader.parts import PartReaders
+from sharedds.loader.pieces import WholeMaker
+from sharedds.loader.spare import SpareMemory
 from sharedds.order import Batch, SampleKey, keys_in_turn, using_key, using_keys
+from sharedds.workers.buffers import empty_shared, keep_buffers
+from sharedds.workers.loans import Loans
 
 __all__ = ["SampleReader", "WorkerStart"]
 
@@ -33,6 +53,8 @@ Integers = npt.NDArray[np.int64]
 
 #: What holds no tensor, and often is all that a sample is.
 _NO_TENSORS = frozenset({bool, bytes, float, int, np.ndarray, str, type(None)})
+#: Without workers two batches exist at once; two tensors of each are large.
+_SPARE = 4
 
 
 class SampleReader(Dataset[Any]):
@@ -44,9 +66,13 @@ class SampleReader(Dataset[Any]):
         policy: What to do with a sample that cannot be loaded.
         collate_fn: Searched for generators; it is called by torch, not here.
         pool: A replacement for a sample is one of so many; 0 takes it from the same batch.
+        is_whole: Whether the dataset may make whole batches: they are collated as torch does.
+        threads: So many make the samples of one batch.
 
     Attributes:
         read_ahead: So many samples of a batch are advised before they are read; None for all.
+        memory: Gives private memory for batches; None makes one of its own where it is needed.
+        own: What stands for the global generators in this thread; None for these themselves.
     """
 
     def __init__(
@@ -57,36 +83,62 @@ class SampleReader(Dataset[Any]):
         policy: ErrorPolicy,
         collate_fn: Callable[..., Any] | None = None,
         pool: int = 0,
+        is_whole: bool = False,
+        threads: int = 1,
     ) -> None:
         self.dataset = dataset
         self.seeding = seeding
         self.policy = policy
         self.collate_fn = collate_fn
         self.pool = pool
+        self.is_whole = is_whole
+        self.threads = threads
         self.read_ahead: int | None = None
+        self.memory: SpareMemory | None = None
+        self.own: ThreadGenerators | None = None
+        self.begin_anew(dataset, collate_fn)
+
+    def begin_anew(self, dataset: Any, collate_fn: Any) -> None:
+        """Read from another copy of the dataset, which has not been looked at yet."""
+        self.dataset, self.collate_fn = dataset, collate_fn
         self._epoch: int | None = None
         # Found out by the first batch: after worker_init_fn, and in each worker for itself.
         self._held: HeldGenerators | None = None
         self._held_by_collate = HeldGenerators()
         self._advise: Callable[[Integers], object] | None = None
         self._together = False
+        self._make_whole: WholeMaker | None = None
+        self._parts: PartReaders | None = None
         self._indices: list[int] = []
+        self._batch_indices: list[int] = []  # of those, the ones read here are a part
         self._globals = SparingSeeding()
         self._kept: kept_globals | None = None  # what training has drawn from, in its own process
         self._keeper: _Kept | None = None
         self._collate_may_draw = True
+        self._is_keyed = False
 
     def __getitem__(self, batch: Batch) -> Any:
         """Load the one sample of a batch of one, for loaders without batches."""
         return self._read(batch)[0]
 
-    def __getitems__(self, batch: Batch) -> list[Any]:
+    def __getitems__(self, batch: Batch) -> Any:
         """Load the samples of a batch, in its order; records stand for those that failed.
+
+        Returns:
+            A list of them, or a WholeBatch; in a KeyedBatch where a ``batch_transform`` follows.
 
         Raises:
             SchemaError: ``__getitems__`` of the dataset returned something else than asked for.
         """
-        return self._read(batch)
+        read = self._read(batch)
+        return KeyedBatch(read, batch) if self._is_keyed else read
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no code of the user runs for a batch, unless something fails."""
+        if self._held is None:
+            self._prepare()
+        return self._make_whole is not None and not self._collate_may_draw
 
     def kept(self) -> _Kept:
         """The context that gives the generators of this process back as they were; not nested."""
@@ -112,8 +164,8 @@ class SampleReader(Dataset[Any]):
                     sample = self.dataset[key.index]
                 finally:
                     self._globals.go_on()
-        if (device := _elsewhere(sample)) is not None:
-            raise _not_on_cpu(device, key)
+        if (device := device_elsewhere(sample)) is not None:
+            raise not_on_cpu(device, key)
         return sample
 
     def another(self, key: SampleKey, attempt: int) -> SampleKey:
@@ -122,33 +174,72 @@ class SampleReader(Dataset[Any]):
         if self.pool:
             index = (number + attempt) % self.pool
         else:  # nobody but the sampler knows which samples belong to this loader
-            index = self._indices[(number + attempt) % len(self._indices)]
+            index = self._batch_indices[(number + attempt) % len(self._batch_indices)]
         # A draw of its own, so that it is no twin of that sample where it occurs by itself.
         return SampleKey(key.seed, key.epoch, index, number >> 1)
 
     # --- reading a batch
 
-    def _read(self, batch: Batch) -> list[Any]:
+    def _read(self, batch: Batch) -> Any:
         if self._held is None:
             self._prepare()
         if batch.epoch != self._epoch:
             self._epoch = batch.epoch
             tell_epoch(self.dataset, batch.epoch)
-        self._indices = batch.indices.tolist()
-        if self.seeding.with_batch:
-            self._seed(batch.key(0))
-        if self._together:
-            samples = self._read_together(batch)
+            if self._parts is not None:
+                self._parts.begin_epoch(batch.epoch)
+        self._indices = self._batch_indices = batch.indices.tolist()
+        if self._advise is not None and self.read_ahead != 0:
+            self._advise(batch.indices[: self.read_ahead])
+        if self._make_whole is not None:
+            read: Any = self._read_whole(batch, self._make_whole)
+        elif self._together:
+            read = self._read_together(batch)
         else:
-            if self._advise is not None and self.read_ahead != 0:
-                self._advise(batch.indices[: self.read_ahead])
-            samples = self._read_each(batch)
-        if self._collate_may_draw and self.seeding.with_sample:  # belongs to the batch
+            read = self._read_one_by_one(batch)
+        if self._collate_may_draw and self.seeding:  # belongs to the batch
             first = batch.key(0)
-            self.seeding.seed(first, "collate")
+            if self.seeding.with_sample:
+                self.seeding.seed(first, "collate")
             if self._held_by_collate:
                 self._held_by_collate.reseed(first)
-        return samples
+        return read
+
+    def _read_whole(self, batch: Batch, make: WholeMaker) -> WholeBatch | list[Any]:
+        """The batch as the dataset makes it; if that fails its samples, to learn which it was."""
+        keys = tuple(batch.keys())
+        try:
+            made = make(self._indices, keys)
+            if (device := device_elsewhere(made)) is not None:
+                raise not_on_cpu(device, keys[0])
+            return WholeBatch(made)
+        except Exception as error:
+            with self._stirred():
+                found = self._read_one_by_one(batch)
+            if not has_failures(found):  # none by itself: the fault is in making them together
+                name = type(self.dataset).__name__
+                error.add_note(
+                    f"while {name} made a whole batch; each of its samples can be loaded"
+                )
+                raise
+            return found
+
+    def _read_one_by_one(self, batch: Batch) -> list[Any]:
+        if self.seeding.with_batch:
+            self._seed(batch.key(0))
+        return self._read_each(batch) if self._parts is None else self._parts.read(batch)
+
+    def read_part(self, batch: Batch, indices: list[int]) -> list[Any]:
+        """Load samples that are a part of a batch, one by one.
+
+        Args:
+            batch: These samples.
+            indices: Numbers of all samples of the batch.
+        """
+        if self._held is None:
+            self._prepare()
+        self._indices, self._batch_indices = batch.indices.tolist(), indices
+        return self._read_each(batch)
 
     def _read_each(self, batch: Batch) -> list[Any]:
         if not self.seeding.with_sample:
@@ -162,7 +253,8 @@ class SampleReader(Dataset[Any]):
     def _make_each(self, batch: Batch) -> list[Any]:
         """As :meth:`load` for each sample, written out: calls would take longer than all else."""
         samples: list[Any] = []
-        dataset, indices, held = self.dataset, self._indices, self._held
+        dataset, indices = self.dataset, self._indices
+        held = self._held or None  # most datasets hold no generator; asked once for all samples
         with_sample, seed = self.seeding.with_sample, self._globals.seed
         is_careful = with_sample and self._globals.is_careful
         with keys_in_turn(batch.seed, batch.epoch, indices, batch.draws) as turn:
@@ -171,7 +263,7 @@ class SampleReader(Dataset[Any]):
                 try:
                     if with_sample:
                         seed(turn.number("globals"))
-                        if held:
+                        if held is not None:
                             held.reseed(turn.key)
                     samples.append(dataset[index])
                     if is_careful:
@@ -187,6 +279,8 @@ class SampleReader(Dataset[Any]):
 
     def _read_together(self, batch: Batch) -> list[Any]:
         keys = list(batch.keys())
+        if self.seeding.with_batch:
+            self._seed(keys[0])
         try:
             with using_keys(keys):
                 if self.seeding.with_sample:
@@ -206,16 +300,16 @@ class SampleReader(Dataset[Any]):
     def _without_elsewhere(self, samples: list[Any], keys: Iterable[SampleKey]) -> list[Any]:
         """The same with the policy's records in place of samples that are not on the CPU."""
         if all(
-            sample.is_cpu if type(sample) is torch.Tensor else _elsewhere(sample) is None
+            sample.is_cpu if type(sample) is torch.Tensor else device_elsewhere(sample) is None
             for sample in samples
         ):
             return samples
         kept: list[Any] = []
         for sample, key in zip(samples, keys, strict=True):
-            if (device := _elsewhere(sample)) is None:
+            if (device := device_elsewhere(sample)) is None:
                 kept.append(sample)
                 continue
-            kept += self.policy.failed(_not_on_cpu(device, key), key, self)
+            kept += self.policy.failed(not_on_cpu(device, key), key, self)
             if self.policy.raises:
                 break
         return kept
@@ -224,6 +318,14 @@ class SampleReader(Dataset[Any]):
         self.seeding.seed(key)
         if self._held:
             self._held.reseed(key)
+
+    @contextlib.contextmanager
+    def _stirred(self) -> Iterator[None]:
+        """While open, code of the user runs that was not expected to: whose draws are whose?"""
+        if self._keeper is not None:
+            self._keeper.keep()
+        with contextlib.nullcontext() if self.own is None else drawing_from(self.own):
+            yield
 
     # --- what the dataset offers, found out once in each worker
 
@@ -234,32 +336,65 @@ class SampleReader(Dataset[Any]):
         self._held_by_collate = HeldGenerators(collate_fn=collate) if on else HeldGenerators()
         self._globals = SparingSeeding()
         inner = getattr(self.collate_fn, "collate_fn", self.collate_fn)
-        self._collate_may_draw = inner is not default_collate and inner is not default_convert
-        self._advise = adviser(self.dataset)
+        self._is_keyed = getattr(self.collate_fn, "batch_transform", None) is not None
+        is_default = inner is default_collate or inner is default_convert
+        self._collate_may_draw = self._is_keyed or not is_default
         self._together = reads_batches(self.dataset)
+        load = batch_maker(self.dataset) if self.is_whole else None
+        self._advise = adviser(self.dataset) if load or not self._together else None
+        if load is not None:
+            self._make_whole = WholeMaker(load, self._memory_for_batches(), threads=self.threads)
+        elif self.threads > 1 and not self._together and not self.seeding.with_batch:
+            self._parts = PartReaders(self, self.threads)
+
+    def _memory_for_batches(self) -> Empty:
+        if get_worker_info() is not None:
+            return empty_shared
+        if self.memory is None:
+            self.memory = SpareMemory(lambda: _SPARE)
+        return self.memory.empty
 
 
 class _Kept:
     """The global generators and those that a dataset holds, given back as they were."""
 
     def __init__(self, reader: SampleReader) -> None:
-        self._reader = reader
+        self._of = weakref.ref(reader)  # no circle: with the reader its threads end
         self._globals = kept_globals()
+        self._undo: list[Callable[[], None]] | None = None
+        self._is_open = False
 
     def __enter__(self) -> None:
+        self._is_open = True
+        if not self._reader.is_quiet:  # else nothing draws
+            self.keep()
+
+    @property
+    def _reader(self) -> SampleReader:
+        reader = self._of()
+        if reader is None:
+            raise WorkerError("the reader of these samples is gone")
+        return reader
+
+    def keep(self) -> None:
+        """Remember the states of now, if that is not done."""
+        if not self._is_open or self._undo is not None:
+            return
         reader = self._reader
-        if reader._held is None:
-            reader._prepare()
         held = (reader._held, reader._held_by_collate)
         self._undo = [undo for generators in held if generators for undo in generators.states()]
         self._globals.keep()
         reader._kept = self._globals
 
     def __exit__(self, *about: object) -> None:
+        self._is_open = False
         self._reader._kept = None
+        if self._undo is None:
+            return
         self._globals.restore()
         for undo in self._undo:
             undo()
+        self._undo = None
 
 
 class WorkerStart:
@@ -267,53 +402,22 @@ class WorkerStart:
 
     Args:
         function: The user's ``worker_init_fn``, if there is one.
+        loans: The table of buffers, if batches of worker processes travel in some that stay.
     """
 
-    def __init__(self, function: Callable[[int], None] | None) -> None:
+    def __init__(self, function: Callable[[int], None] | None, loans: Loans | None = None) -> None:
         self.function = function
+        self.loans = loans
 
     def __call__(self, worker_id: int) -> None:
         """Begin the work of a worker."""
         info = get_worker_info()
         if info is not None and isinstance(info.dataset, SampleReader):
             object.__setattr__(info, "dataset", info.dataset.dataset)  # torch made it read-only
+        if self.loans is not None:
+            keep_buffers(self.loans, worker_id)
         if self.function is not None:
             self.function(worker_id)
-
-
-# --- checks --------------------------------------------------------------------------------------
-
-
-def _elsewhere(sample: Any) -> str | None:
-    """The device of a tensor that is not on the CPU: the sample itself, or directly in it."""
-    if isinstance(sample, torch.Tensor):
-        return _device(sample)
-    if isinstance(sample, dict):
-        parts: Any = sample.values()
-    elif isinstance(sample, tuple | list):
-        parts = sample
-    else:
-        return None
-    for part in parts:
-        if isinstance(part, torch.Tensor) and (device := _device(part)) is not None:
-            return device
-    return None
-
-
-def _device(tensor: torch.Tensor) -> str | None:
-    if type(tensor) is torch.Tensor:
-        return None if tensor.is_cpu else str(tensor.device)
-    with torch._C.DisableTorchFunctionSubclass():  # which would make this slow
-        return None if tensor.is_cpu else str(tensor.device)
-
-
-def _not_on_cpu(device: str, key: SampleKey) -> SampleError:
-    return SampleError(
-        f"sample {key.index} holds a tensor on {device}; samples must stay on the CPU: workers "
-        "can send nothing else. Move whole batches in the training loop, which is also faster: "
-        "batch.to(device, non_blocking=True)",
-        sample=key.index,
-    )
 
 
 def _wrong_batch(dataset: Any, found: Any, count: int) -> str:

@@ -61,7 +61,7 @@ def memory_lines(
         ("this process", estimate.trainer, "now; training adds to it")
     ]
     if estimate.other:
-        rows.append(("other processes", estimate.other, "started by this one before"))
+        rows.append(("other", estimate.other, "processes started before, caches of samples"))
     if estimate.server:
         name = "fork server" if is_forkserver else "beside workers"
         why = "the libraries that workers share" if is_forkserver else "resource tracker"

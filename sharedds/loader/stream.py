@@ -175,9 +175,10 @@ class EpochPass:
         if self._sent:
             self._sent.popleft()
 
-    def forget_sent(self) -> None:
-        """Forget batches that were sent and will never come."""
-        self._sent.clear()
+    def forget_sent(self, *, but: int = 0) -> None:
+        """Forget batches that were sent and will never come: all ``but`` the first so many."""
+        while len(self._sent) > but:
+            self._sent.pop()
 
     def end(self) -> None:
         """Note that nothing more comes."""

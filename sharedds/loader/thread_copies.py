@@ -9,16 +9,20 @@ import cloudpickle
 
 from sharedds.errors import OptionError
 from sharedds.generators.held import HeldGenerators
-from sharedds.loader.samples import SampleReader
 
 __all__ = ["for_each_thread"]
 
 
-def for_each_thread(reader: SampleReader, collate_fn: Any, count: int) -> list[tuple[Any, Any]]:
+def for_each_thread(reader: Any, collate_fn: Any, count: int) -> list[tuple[Any, Any]]:
     """Return a reader and a collate function for each thread.
 
     The dataset is shared, unless it holds generators: a sample reseeds those, and must have them
     for itself until it is made.
+
+    Args:
+        reader: A ``SampleReader``.
+        collate_fn: Searched for generators as well, and copied with the dataset.
+        count: How many threads there are.
 
     Raises:
         OptionError: It holds some and cannot be copied.
@@ -29,7 +33,7 @@ def for_each_thread(reader: SampleReader, collate_fn: Any, count: int) -> list[t
     for _ in range(count):
         dataset, collate = _copied(shared, held) if held else shared
         own = copy.copy(reader)
-        own.dataset, own.collate_fn, own._held = dataset, collate, None
+        own.begin_anew(dataset, collate)
         pairs.append((own, collate))
     return pairs
 
@@ -57,7 +61,7 @@ def _copied(pair: tuple[Any, Any], held: HeldGenerators) -> tuple[Any, Any]:
             return made
         why = f"copies would share {', '.join(common)}"
     raise OptionError(
-        "engine='thread' needs a copy of the dataset for each thread, because it holds generators "
+        "each loader thread needs a copy of the dataset for itself, because it holds generators "
         f"({', '.join(held.paths[:5])}), but {why}. Draw from self.rng of a LazyDataset or from "
-        "the global generators instead, or use engine='process'"
+        "the global generators instead, or use engine='process' with threads_per_worker=1"
     )

@@ -11,9 +11,9 @@ asks does it to share memory between processes, or to tell processes apart, and 
 
 from __future__ import annotations
 
-import atexit
 import collections
 import contextlib
+import functools
 import queue
 import reprlib
 import sys
@@ -37,15 +37,15 @@ from sharedds.generators.thread_random import (
     redirect_globals,
     restore_globals,
 )
+from sharedds.loader.at_exit import end_at_exit, join_threads
 from sharedds.loader.flight import InFlight
+from sharedds.loader.spare import SpareMemory
 from sharedds.loader.thread_copies import for_each_thread
 
 __all__ = ["ThreadIterator"]
 
 #: Seconds between looks whether the threads are still there, and whether there was a Ctrl-C.
 _PATIENCE = 1.0
-#: Seconds to wait for the threads at exit.
-_AT_EXIT = 5.0
 #: So many batches of each epoch are watched for draws that go past the threads' own generators.
 _WATCHED = 4
 
@@ -92,7 +92,7 @@ class ThreadIterator(_BaseDataLoaderIter):
         if not self._outstanding:
             if not self._persistent_workers:
                 self._pool.stop()
-                self._pool.join()
+                join_threads(self._pool.threads)
             raise StopIteration
         try:
             self._wait(self._outstanding[0])
@@ -173,6 +173,7 @@ class ThreadIterator(_BaseDataLoaderIter):
             pool.wait(lambda: not pool.pending, 0)  # none works for an old epoch in a new one
 
     def _start(self) -> None:
+        self._reader.memory = SpareMemory(functools.partial(_pieces, self.in_flight))
         pairs = for_each_thread(self._reader, self._collate_fn, self._num_workers)
         fetchers = [
             _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
@@ -183,6 +184,13 @@ class ThreadIterator(_BaseDataLoaderIter):
         device = self._pin_memory_device if self._pin_memory else None
         self._pool = _Pool(fetchers, seeded=self._seeded, device=device, init=self._init)
         weakref.finalize(self, self._pool.stop)
+
+
+def _pieces(flight: InFlight) -> int:
+    """How many pieces of memory batches may take, those included that nobody uses now."""
+    if flight.allowed < flight.most:  # memory is short: what is not needed goes
+        return flight.allowed + 1
+    return 2 * (flight.most + 1)  # with an image and a mask, say, in each
 
 
 # --- the threads ---------------------------------------------------------------------------------
@@ -234,7 +242,7 @@ class _Pool:
             )
             for number, fetcher in enumerate(fetchers)
         ]
-        _pools.add(self)
+        end_at_exit(self)
         for thread in self.threads:
             self._launch(thread)
         # What a thread sets for itself is also what threads to come would begin with.
@@ -257,14 +265,6 @@ class _Pool:
         self.stopping = True
         for _ in self.threads:
             self.tasks.put(None)
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait until the threads have ended."""
-        ends = None if timeout is None else time.monotonic() + timeout
-        for thread in self.threads:
-            if thread.ident is None:  # Ctrl-C came before it was started
-                continue
-            thread.join(None if ends is None else max(0.0, ends - time.monotonic()))
 
     def submit(self, task: _Task) -> None:
         """Let some thread make a batch."""
@@ -307,7 +307,7 @@ class _Pool:
             torch.get_num_threads()  # at its first use a thread takes over the common number
             torch.set_num_threads(1)
             self._ready.release()
-            own = ThreadGenerators() if self.seeded else None
+            own = fetcher.dataset.own = ThreadGenerators() if self.seeded else None
             failed = self._initialize(number, own)
             while (task := self.tasks.get()) is not None:
                 self.in_hand[number] = task
@@ -338,7 +338,7 @@ class _Pool:
 
     def _make(self, task: _Task, fetcher: Any, own: ThreadGenerators | None) -> None:
         try:
-            with _apart(own):
+            with _apart(None if fetcher.dataset.is_quiet else own):
                 batch = fetcher.fetch(task.index)
             if self.device is not None:
                 batch = pin_memory(batch, self.device)  # type: ignore[no-untyped-call]
@@ -360,17 +360,3 @@ class _Pool:
 
 def _apart(own: ThreadGenerators | None) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext() if own is None else drawing_from(own)
-
-
-_pools: weakref.WeakSet[_Pool] = weakref.WeakSet()
-
-
-@atexit.register
-def _end_all() -> None:
-    """Threads that are inside C++ while the interpreter is taken down can crash it."""
-    pools = tuple(_pools)
-    for pool in pools:
-        pool.stop()
-    ends = time.monotonic() + _AT_EXIT
-    for pool in pools:
-        pool.join(max(0.0, ends - time.monotonic()))

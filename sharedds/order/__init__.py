@@ -19,6 +19,7 @@ from sharedds.order.keys import (
     current_keys,
     current_turn,
     keys_in_turn,
+    uniforms_in_hand,
     using_key,
     using_keys,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "current_keys",
     "current_turn",
     "keys_in_turn",
+    "uniforms_in_hand",
     "using_key",
     "using_keys",
 ]

@@ -26,6 +26,7 @@ import xxhash
 from numpy.random.bit_generator import ISeedSequence
 
 from sharedds.errors import OptionError
+from sharedds.order.uniforms import uniforms
 
 __all__ = [
     "SampleKey",
@@ -35,6 +36,7 @@ __all__ = [
     "current_keys",
     "current_turn",
     "keys_in_turn",
+    "uniforms_in_hand",
     "using_key",
     "using_keys",
 ]
@@ -148,11 +150,19 @@ _hand = _Hand()
 class _Held:
     """What is in hand between ``with`` and its end; nests, and gives back what was there before."""
 
-    __slots__ = ("_outer",)
+    __slots__ = ("_drawn", "_outer")
     _outer: _Held | None
     #: Whether there is one key in hand; and which of several, where they take turns.
     is_one = True
     at = 0
+    _drawn: tuple[int, int]  # at which turn, and how many uniforms were drawn from its key by then
+
+    def pass_over(self, count: int) -> int:
+        """Return how many uniforms were drawn from what is in hand, and count these as drawn."""
+        at, drawn = self._drawn
+        first = drawn if at == self.at else 0
+        self._drawn = (self.at, first + count)
+        return first
 
     def __exit__(
         self,
@@ -182,6 +192,7 @@ class using_key(_Held):  # noqa: N801 - used as a function, like contextlib.supp
 
     def __enter__(self) -> SampleKey:
         self._outer = _hand.held
+        self._drawn = (0, 0)
         _hand.held = self
         return self.key
 
@@ -200,6 +211,7 @@ class using_keys(_Held):  # noqa: N801
 
     def __enter__(self) -> tuple[SampleKey, ...]:
         self._outer = _hand.held
+        self._drawn = (0, 0)
         _hand.held = self
         return self.keys
 
@@ -271,6 +283,7 @@ class keys_in_turn(_Held):  # noqa: N801
 
     def __enter__(self) -> keys_in_turn:
         self._outer = _hand.held
+        self._drawn = (0, 0)
         _hand.held = self
         return self
 
@@ -305,3 +318,32 @@ def current_generator() -> np.random.Generator | None:
     if generator is None:
         generator = held.generator = held.key.generator()
     return generator
+
+
+def uniforms_in_hand(
+    rows: int, count: int, purpose: str = "uniforms"
+) -> npt.NDArray[np.float64] | None:
+    """Return the next numbers in [0, 1) of the samples that this thread makes.
+
+    Args:
+        rows: How many samples.
+        count: Numbers for each.
+        purpose: Each one has numbers of its own.
+
+    Returns:
+        (rows, count). With one key in hand all are of its stream; with as many as ``rows``, each
+        row is of its own: what a sample gets does not depend on how it is read. None without keys,
+        or with another number of them.
+    """
+    held: Any = _hand.held
+    if held is None:
+        return None
+    if held.is_one:
+        source = held if isinstance(held, keys_in_turn) else held.key
+        numbers = np.array([source.number(purpose)], np.uint64)
+        drawn = rows * count
+        return uniforms(numbers, held.pass_over(drawn), drawn).reshape(rows, count)
+    if len(held.keys) != rows:
+        return None
+    numbers = np.array([key.number(purpose) for key in held.keys], np.uint64)
+    return uniforms(numbers, held.pass_over(count), count)

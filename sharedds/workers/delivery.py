@@ -1,45 +1,41 @@
-"""How a batch gets from a worker to the trainer where room or descriptors are short.
+"""How a batch gets from a worker to the trainer, also where room or descriptors are short.
 
 torch puts every tensor of a batch into a new file in ``/dev/shm`` and sends its descriptor. There,
 writing into a file that the system has no room for kills the writer (SIGBUS), and each tensor that
-the user keeps costs a descriptor. Here a worker reserves the room before it writes; what does not
-fit travels through the pipe instead, slower but whole. The trainer copies tensors out of shared
-memory once descriptors run short. Small tensors always travel by value: to make a file, to hand
-over its descriptor and to map it takes longer than to copy them.
+the user keeps costs a descriptor. Here tensors lie in buffers that both sides keep mapped
+(:mod:`sharedds.workers.lending`), and what is sent says where. Room is reserved before it is
+written to; what does not fit travels through the pipe instead, slower but whole. The trainer copies
+tensors out of shared memory once descriptors run short. Small tensors always travel by value: to
+make a file, to hand over its descriptor and to map it takes longer than to copy them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import pickle
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
-from torch.multiprocessing import get_sharing_strategy
 from torch.multiprocessing.reductions import reduce_tensor
 
 from sharedds.host.descriptors import open_files_limit
 from sharedds.host.shared import SHARED_MEMORY, SharedMemoryRoom, shared_memory_room
 from sharedds.host.system import megabytes
+from sharedds.workers.buffers import SMALL, by_descriptor, shared_memory_of_worker
+from sharedds.workers.lending import Buffers, Sending
+from sharedds.workers.mapped import in_buffer, opened
+from sharedds.workers.segments import address_of
 
 __all__ = [
     "DescriptorKeeper",
     "InlineBatch",
     "deliverable",
-    "guard_shared_memory",
     "tensors_of",
 ]
-
-#: What is left for others in /dev/shm (communication between ranks): at most this many bytes.
-_MARGIN = 16 << 20
-#: Storages of at most so many bytes travel by value; beyond that, pipes are slower.
-_SMALL = 1 << 15
 
 
 def tensors_of(obj: Any) -> Iterator[torch.Tensor]:
@@ -67,14 +63,6 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 def _is_shared(tensor: torch.Tensor) -> bool:
     return bool(tensor.is_shared())  # type: ignore[no-untyped-call]
-
-
-def _new_shared(size: int) -> torch.UntypedStorage:
-    """Memory to share, reserved where :func:`guard_shared_memory` was called; else private."""
-    make = getattr(torch.UntypedStorage._new_shared, "whatever_size", None)
-    storage: torch.UntypedStorage
-    storage = (make or torch.UntypedStorage._new_shared)(size)
-    return storage
 
 
 # --- in a worker ---------------------------------------------------------------------------------
@@ -107,47 +95,6 @@ class InlineBatch:
         )
 
 
-def guard_shared_memory() -> None:
-    """In a worker: reserve room in shared memory before it is written to.
-
-    Memory that torch asks for is private where there is no room, which :func:`deliverable` notices;
-    so is what will travel by value.
-    """
-    if sys.platform != "linux":
-        return
-    original: Callable[..., torch.UntypedStorage] = torch.UntypedStorage._new_shared
-
-    def reserved(size: int, *, device: Any = "cpu") -> torch.UntypedStorage:
-        on_cpu = torch.device(device).type == "cpu"
-        if not on_cpu or size == 0 or not _goes_by_descriptor():
-            return original(size, device=device)
-        if _has_room(size):
-            # Newer versions of torch reserve it as well, and raise a RuntimeError.
-            with contextlib.suppress(OSError, RuntimeError):
-                storage = original(size, device=device)
-                descriptor, _ = storage._share_fd_cpu_()
-                os.posix_fallocate(descriptor, 0, size)
-                return storage
-        return torch.UntypedStorage(size)  # type: ignore[no-untyped-call]
-
-    def reserved_if_large(size: int, *, device: Any = "cpu") -> torch.UntypedStorage:
-        if 0 < size <= _SMALL and _goes_by_descriptor() and torch.device(device).type == "cpu":
-            return torch.UntypedStorage(size)  # type: ignore[no-untyped-call]
-        return reserved(size, device=device)
-
-    reserved_if_large.whatever_size = reserved  # type: ignore[attr-defined]
-    torch.UntypedStorage._new_shared = reserved_if_large  # type: ignore[method-assign]
-
-
-def _goes_by_descriptor() -> bool:
-    return bool(get_sharing_strategy() == "file_descriptor")  # type: ignore[no-untyped-call]
-
-
-def _has_room(size: int) -> bool:
-    room = shared_memory_room()
-    return room is None or room.free - min(_MARGIN, room.total // 16) >= size
-
-
 def deliverable(batch: Any) -> Any:
     """In a worker: return what is to be sent for a batch.
 
@@ -155,44 +102,70 @@ def deliverable(batch: Any) -> Any:
         The batch with its tensors in shared memory; or what becomes the batch when it is unpickled,
         with the small ones by value; or an InlineBatch where there is no room.
     """
-    if sys.platform != "linux" or not _goes_by_descriptor():
+    if not by_descriptor():
         return batch
+    buffers = memory.buffers if (memory := shared_memory_of_worker()) is not None else None
+    is_used = buffers is not None and buffers.end_batch()
+    tensors = [*tensors_of(batch)]
+    large = [each for each in tensors if not _goes_by_value(each)]
+    # What torch sends in its own way must not lie in a buffer, nor must what shares its memory.
+    special = {address_of(each) for each in large if _is_plain(each) and not _is_ordinary(each)}
     moved: dict[int, torch.UntypedStorage] = {}
-    has_small = False
-    for tensor in tensors_of(batch):
-        if _goes_by_value(tensor):
-            has_small = True
+    sent: dict[int, Sending] = {}
+    for tensor in large:
+        if not _is_plain(tensor) or not tensor.nbytes or _is_shared(tensor):
             continue
-        if not _is_plain(tensor) or _is_shared(tensor):
+        lends = buffers is not None and address_of(tensor) not in special
+        if lends and _is_sending(tensor, buffers, sent):
             continue
-        if not _move(tensor, moved):
-            needed = sum(tensor.untyped_storage().nbytes() for tensor in tensors_of(batch))
+        _move(tensor, moved, lends=lends)
+        if not (_is_shared(tensor) or _is_sending(tensor, buffers, sent)):
+            needed = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
             data = pickle.dumps(batch, protocol=pickle.HIGHEST_PROTOCOL)
             return InlineBatch(data, needed, shared_memory_room())
-    return _pickled(batch) if has_small else batch
+    has_news = buffers is not None and buffers.has_news
+    if len(large) == len(tensors) and not (sent or is_used or has_news):
+        return batch
+    pickled = _pickled(batch, sent)
+    if pickled is None:  # the queue will find the same, and say what it is
+        return batch
+    return _Pickled(pickled, buffers.lend(sent.values()) if buffers is not None else None)
 
 
-def _move(tensor: torch.Tensor, moved: dict[int, torch.UntypedStorage]) -> bool:
-    """Move a tensor to shared memory; False where there is no room."""
-    if tensor.nbytes == 0:
-        return True
+def _is_sending(tensor: torch.Tensor, buffers: Buffers | None, sent: dict[int, Sending]) -> bool:
+    """Note where a tensor lies if that is in a buffer that can be sent."""
+    address = address_of(tensor)
+    if buffers is not None and address not in sent:
+        sending = buffers.sending(address)
+        if sending is not None:
+            sent[address] = sending
+    return address in sent
+
+
+def _move(tensor: torch.Tensor, moved: dict[int, torch.UntypedStorage], *, lends: bool) -> None:
+    """Move a tensor to shared memory, to private memory where there is no room."""
     storage = tensor.untyped_storage()
     with torch.no_grad():
         if storage.nbytes() > 2 * tensor.nbytes:  # a view of what is larger, which stays
-            shared = _new_shared(tensor.nbytes)
+            shared = _new_memory(tensor.nbytes, lends=lends)
             compact = torch.empty(0, dtype=tensor.dtype).set_(shared).view(tensor.shape)
             compact.copy_(tensor)
             offset, stride = 0, compact.stride()
         else:
             place = storage.data_ptr()
             if place not in moved:
-                moved[place] = _new_shared(storage.nbytes())
+                moved[place] = _new_memory(storage.nbytes(), lends=lends)
                 moved[place].copy_(storage)
             shared, offset, stride = moved[place], int(tensor.storage_offset()), tensor.stride()
-        if not shared.is_shared():
-            return False
         tensor.set_(shared, offset, tensor.size(), stride)
-    return True
+
+
+def _new_memory(size: int, *, lends: bool) -> torch.UntypedStorage:
+    memory = shared_memory_of_worker()
+    if memory is None:
+        make: Callable[[int], torch.UntypedStorage] = torch.UntypedStorage._new_shared
+        return make(size)
+    return memory.of_buffers(size) if lends else memory.reserved(size)
 
 
 # --- in a worker: by value -----------------------------------------------------------------------
@@ -203,9 +176,12 @@ class _Pickled:
     """Becomes the batch by being sent."""
 
     data: bytes
+    notice: tuple[str, int, tuple[int, ...]] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return pickle.loads, (self.data,)
+        if self.notice is None:
+            return pickle.loads, (self.data,)
+        return opened, (*self.notice, self.data)
 
 
 class _Bytes:
@@ -232,29 +208,39 @@ def _tensor_of(
     return torch.empty(0, dtype=dtype).set_(storage, offset, size, stride)
 
 
-class _SmallByValue(ForkingPickler):
-    """Pickles as queues do, but small tensors with what is in them.
+class _BatchPickler(ForkingPickler):
+    """Pickles as queues do, but small tensors with what is in them, others with where they lie.
 
     Tensors that share their memory still do when they arrive.
+
+    Args:
+        file: To write to.
+        sent: Memory that is lent, by address.
     """
 
-    def __init__(self, file: io.BytesIO) -> None:
+    def __init__(self, file: io.BytesIO, sent: Mapping[int, Sending]) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         # Not changed in place: some versions of Python keep one table for all picklers.
         self.dispatch_table = {**self.dispatch_table, torch.Tensor: self._reduce}
         self._storages: dict[int, _Bytes] = {}
+        self._sent = sent
 
     def forget(self) -> None:
         """Let go of what was pickled: the table leads back here, so this would keep it for long."""
         self.clear_memo()
         self._storages.clear()
+        self._sent = {}
 
     def _reduce(self, tensor: torch.Tensor) -> Any:
         if not _goes_by_value(tensor):
-            return reduce_tensor(tensor)  # type: ignore[no-untyped-call]
+            lent = self._sent.get(address_of(tensor)) if _is_ordinary(tensor) else None
+            if lent is None:
+                return reduce_tensor(tensor)  # type: ignore[no-untyped-call]
+            offset = int(tensor.storage_offset())
+            return _tensor_of, (lent, tensor.dtype, offset, tensor.shape, tensor.stride())
         offset, stride = int(tensor.storage_offset()), tensor.stride()
         storage = tensor.untyped_storage()
-        if storage.nbytes() > _SMALL or _is_lazy(tensor):  # a view of what is larger, which stays
+        if storage.nbytes() > SMALL or _is_lazy(tensor):  # a view of what is larger, which stays
             tensor = tensor.resolve_conj().resolve_neg()
             tensor = tensor.clone(memory_format=torch.contiguous_format)
             offset, stride, storage = 0, tensor.stride(), tensor.untyped_storage()
@@ -269,30 +255,35 @@ def _is_lazy(tensor: torch.Tensor) -> bool:
     return tensor.is_conj() or tensor.is_neg()
 
 
+def _is_ordinary(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is its values, shape and strides, and nothing else that would be lost."""
+    if type(tensor) is not torch.Tensor or not _is_plain(tensor):
+        return False
+    return not (tensor.requires_grad or tensor.is_quantized or tensor.__dict__)
+
+
 def _goes_by_value(tensor: torch.Tensor) -> bool:
     """Whether to send a tensor by value: it is small, and there is nothing special about it."""
-    if type(tensor) is not torch.Tensor or not _is_plain(tensor) or tensor.nbytes == 0:
-        return False
-    if tensor.requires_grad or tensor.is_quantized or tensor.__dict__:
+    if not _is_ordinary(tensor) or tensor.nbytes == 0:
         return False
     if _is_lazy(tensor):
         return True
-    if tensor.nbytes > _SMALL:
+    if tensor.nbytes > SMALL:
         return False
     storage = tensor.untyped_storage().nbytes()
-    return storage <= _SMALL or storage > 2 * tensor.nbytes
+    return storage <= SMALL or storage > 2 * tensor.nbytes
 
 
-def _pickled(batch: Any) -> Any:
+def _pickled(batch: Any, sent: Mapping[int, Sending]) -> bytes | None:
     file = io.BytesIO()
-    pickler = _SmallByValue(file)
+    pickler = _BatchPickler(file, sent)
     try:
         pickler.dump(batch)
-    except Exception:  # the queue will find the same, and say what it is
-        return batch
+    except Exception:
+        return None
     finally:
         pickler.forget()
-    return _Pickled(file.getvalue())
+    return file.getvalue()
 
 
 # --- in the trainer ------------------------------------------------------------------------------
@@ -339,7 +330,7 @@ class DescriptorKeeper:
 
 
 def _copy_out(tensor: torch.Tensor, copies: dict[int, torch.UntypedStorage]) -> None:
-    if not _is_plain(tensor) or not _is_shared(tensor):
+    if not _is_plain(tensor) or not (_is_shared(tensor) or in_buffer(tensor)):
         return
     storage = tensor.untyped_storage()
     place = storage.data_ptr()

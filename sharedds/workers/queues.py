@@ -71,7 +71,13 @@ class _PatientReader:
 
 
 class AnsweringQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg] # no [] when running
-    """A queue that answers for what it could not send, and never waits for half a message."""
+    """A queue that answers for what it could not send, and never waits for half a message.
+
+    Attributes:
+        needed: In the process that reads, what its messages need to be opened.
+    """
+
+    needed: object = None
 
     def _reset(self, after_fork: bool = False) -> None:
         super()._reset(after_fork)  # type: ignore[misc]

@@ -26,7 +26,9 @@ __all__ = ["answer_on", "open_line", "stacks_of"]
 _STACK_SIGNAL: int | None = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else None
 _MOST_STACK_BYTES = 20_000
 #: The lowest calls of threads that multiprocessing and this module run in each worker.
-_SERVICE_CALL = re.compile(r"resource_sharer\.py.* in _serve$|queues\.py.* in _feed$| in watch$")
+_SERVICE_CALL = re.compile(
+    r"resource_sharer\.py.* in _serve$|queues\.py.* in _feed$| in (watch|rest_when_idle)$"
+)
 
 
 def open_line() -> tuple[Connection, Connection]:

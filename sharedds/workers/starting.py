@@ -29,7 +29,7 @@ import torch
 
 from sharedds.errors import OptionError
 from sharedds.host.starting import FORK_AFTER_CUDA, available_start_methods
-from sharedds.workers.delivery import guard_shared_memory
+from sharedds.workers.buffers import guard_shared_memory
 from sharedds.workers.launching import launched_by_server, main_module_left_out, start_server
 from sharedds.workers.queues import AnsweringQueue
 from sharedds.workers.stacks import answer_on, open_line

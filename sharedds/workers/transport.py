@@ -143,26 +143,28 @@ class SealedCall:
         return ReceivedCall, (self.target, plumbing, sealed)
 
     def _refusal(self, objects: dict[str, Any], error: Exception) -> str:
-        for name, obj in objects.items():
-            # Newer versions of torch pass the dataset as the only item of a list.
-            holds = name == "dataset_holder" and isinstance(obj, list) and len(obj) == 1
-            public = _PUBLIC_NAMES.get(name, name)
-            part = _unwrapped(public, obj[0] if holds else obj)
+        path, reason = "the dataset", f"{type(error).__name__}: {error}"
+        for public, part in _of_the_user(objects):
             found = explain(public, part, by_value=True)
             if found is not None:
                 path, reason = found
                 break
-        else:
-            path, reason = "the dataset", f"{type(error).__name__}: {error}"
         advice = "open it on first use in each process (sharedds.per_process), or use num_workers=0"
         if hasattr(os, "fork"):
             advice += " or start_method='fork'"
         return f"{path} cannot be sent to a worker started by {self.method}: {reason}; {advice}"
 
 
-def _unwrapped(name: str, obj: Any) -> Any:
-    is_ours = type(obj).__module__.startswith("sharedds.loader.")
-    return getattr(obj, _INSIDE.get(name, ""), obj) if is_ours else obj
+def _of_the_user(objects: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What the user passed, by the names of the arguments of a loader."""
+    for name, given in objects.items():
+        # Newer versions of torch pass the dataset as the only item of a list.
+        holds = name == "dataset_holder" and isinstance(given, list) and len(given) == 1
+        obj, public = given[0] if holds else given, _PUBLIC_NAMES.get(name, name)
+        is_ours = type(obj).__module__.startswith("sharedds.loader.")
+        yield public, getattr(obj, _INSIDE.get(public, ""), obj) if is_ours else obj
+        if is_ours and (transform := getattr(obj, "batch_transform", None)) is not None:
+            yield "batch_transform", transform.function
 
 
 class ReceivedCall:
