@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sharedds.handles import per_process
     from sharedds.host.machine import Machine, machine
     from sharedds.ingest import export, pack
-    from sharedds.loader import OptimizedDataLoader, build_loader
+    from sharedds.loader import OptimizedDataLoader, build_loader, build_loaders
     from sharedds.order import BalancedSampling, WeightedSampling
     from sharedds.packed import PackedStrings, RaggedArray
     from sharedds.store import Field, Store, StoreWriter, info, verify
@@ -50,6 +50,7 @@ __all__ = [
     "__version__",
     "bench",
     "build_loader",
+    "build_loaders",
     "concat",
     "doctor",
     "errors",
@@ -86,6 +87,7 @@ _HOMES = {
     "WeightedSampling": "sharedds.order",
     "bench": "sharedds.diagnose.bench",
     "build_loader": "sharedds.loader",
+    "build_loaders": "sharedds.loader",
     "concat": "sharedds.datasets",
     "doctor": "sharedds.diagnose.doctor",
     "export": "sharedds.ingest",

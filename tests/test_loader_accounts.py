@@ -161,7 +161,9 @@ def test_a_loader_that_does_nothing_has_little_to_tell() -> None:
 # --- time ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{"workers": 0}, {"workers": 2, "engine": "thread"}])
+@pytest.mark.parametrize(
+    "options", [{"workers": 0}, {"workers": 2, "engine": "thread", "prefetch_factor": 2}]
+)
 @pytest.mark.filterwarnings("ignore:sample .*:UserWarning", "ignore:2 of 12:UserWarning")
 def test_stats_count_what_was_handed_out(options: Any) -> None:
     """Samples that were left out are no samples; bytes and seconds are told."""

@@ -213,6 +213,7 @@ FLOORS: dict[int, tuple[Room, ...]] = {
                 "planning",
                 "build",
                 "optimized",
+                "splits",
             ),
         ),
     ),

@@ -166,6 +166,7 @@ class Pictures:
                         sample=found.position,
                     )
                 canvas.show(at, part, flips)
+            self._source.release()
 
     def _groups(self, positions: Integers) -> Iterator[dict[int, Found]]:
         """Yield pictures that were read and not yet decoded, by their places in the batch."""

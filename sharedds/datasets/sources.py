@@ -75,6 +75,9 @@ class ImageSource(Protocol):
     def advise(self, positions: Sequence[int]) -> None:
         """Ask the system to fetch these images, without waiting."""
 
+    def release(self) -> None:
+        """Say that what was read is done with: its memory counts no more."""
+
 
 class StoreImages:
     """Images of a store."""
@@ -189,6 +192,11 @@ class StoreImages:
         else:
             self.store.advise("image", positions)
 
+    def release(self) -> None:
+        """Let go of the pages of the file; finished pixels stay, since mapping takes as long."""
+        if not self._raw:
+            self.store.release()
+
 
 class FolderImages:
     """Images of a folder, scanned once; the index is packed and mapped."""
@@ -288,6 +296,9 @@ class FolderImages:
         """Ask the system to fetch these images."""
         for position in positions:
             _read_ahead(self._root + self._paths.bytes(position))
+
+    def release(self) -> None:
+        """Do nothing: files are read into memory of their own."""
 
 
 def _size(path: bytes) -> int:

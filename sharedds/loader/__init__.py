@@ -14,14 +14,22 @@ if TYPE_CHECKING:
     from sharedds.loader.optimized import OptimizedDataLoader
     from sharedds.loader.plan import LoaderPlan
     from sharedds.loader.planned import PlannedLoader
+    from sharedds.loader.splits import build_loaders
 
-__all__ = ["LoaderPlan", "OptimizedDataLoader", "PlannedLoader", "build_loader"]
+__all__ = [
+    "LoaderPlan",
+    "OptimizedDataLoader",
+    "PlannedLoader",
+    "build_loader",
+    "build_loaders",
+]
 
 _HOMES = {
     "LoaderPlan": "plan",
     "OptimizedDataLoader": "optimized",
     "PlannedLoader": "planned",
     "build_loader": "build",
+    "build_loaders": "splits",
 }
 
 __getattr__ = loaded_on_first_use(__name__, _HOMES)

@@ -232,6 +232,15 @@ class Store:
             spans = [opened.entry_range(self._position(i), field) for i in indices]
             opened.advise(number for span in spans for number in range(*span))
 
+    def release(self) -> None:
+        """Let go of the pages of the file that were touched; the system keeps them in its cache.
+
+        They count as memory of the process (in RSS and PSS) until then, though the system could
+        take them at any time. Views stay as they are: what is touched again is mapped again.
+        """
+        file = self.opened.file
+        file.release(0, file.size)
+
     # --- samples ---
 
     def __getitem__(self, index: SupportsIndex) -> dict[str, Any]:
