@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import resource
@@ -27,6 +28,7 @@ from sharedds.errors import (
     SchemaError,
     StorageFullError,
 )
+from sharedds.handles import SharedCounts
 from sharedds.host.shared import SharedMemoryRoom
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pwrite"), reason="needs POSIX")
@@ -433,12 +435,63 @@ def test_it_is_in_memory_where_there_is_plenty(monkeypatch: pytest.MonkeyPatch) 
     """A quarter is left for batches, and each rank has its part."""
     room = SharedMemoryRoom(free=100 * MB, total=200 * MB)
     monkeypatch.setattr(sharedds.cache.place, "shared_memory_room", lambda: room)
+    monkeypatch.setattr(sharedds.cache.place, "_promised", [])
     folder = sharedds.cache.place.memory_folder
     assert folder(75 * MB) == "/dev/shm"
     assert folder(76 * MB) is None
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert folder(19 * MB) is None
     assert folder(18 * MB) == "/dev/shm"
+
+
+def test_what_was_promised_to_one_is_not_free_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Files are empty at first: two caches would each get three quarters of the same room."""
+    room = SharedMemoryRoom(free=100 * MB, total=200 * MB)
+    monkeypatch.setattr(sharedds.cache.place, "shared_memory_room", lambda: room)
+    monkeypatch.setattr(sharedds.cache.place, "_promised", [])
+    folder = sharedds.cache.place.memory_folder
+    first = cache(nbytes=60 * MB)
+    second = cache(nbytes=60 * MB)
+    assert (first.in_memory, second.in_memory) == (True, False)
+    assert folder(30 * MB) == "/dev/shm"
+    assert folder(31 * MB) is None
+    del first, second
+    gc.collect()
+    assert folder(75 * MB) == "/dev/shm"
+
+
+def test_other_ranks_promise_as_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has caches of the same sizes."""
+    room = SharedMemoryRoom(free=100 * MB, total=200 * MB)
+    monkeypatch.setattr(sharedds.cache.place, "shared_memory_room", lambda: room)
+    monkeypatch.setattr(sharedds.cache.place, "_promised", [])
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    first = cache(nbytes=30 * MB)
+    assert first.in_memory
+    assert sharedds.cache.place.memory_folder(15 * MB) == "/dev/shm"
+    assert sharedds.cache.place.memory_folder(16 * MB) is None
+
+
+def test_what_a_cache_has_taken_is_promised_no_more() -> None:
+    """The system does not count it as free any longer."""
+    kept = cache()
+    before = kept._file.room_to_come
+    assert 9 * MB < before <= 10 * MB
+    assert kept.put(0, np.ones(4 * MB, np.uint8))
+    assert before - 4.1 * MB < kept._file.room_to_come <= before - 4 * MB
+
+
+def test_counters_that_have_no_room_are_told(tmp_path: Path) -> None:
+    """As where the temporary folder is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(StorageFullError, match=f"{tmp_path}: no room to write"):
+            SharedCounts(columns=2, folder=str(tmp_path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_it_is_in_the_temporary_folder_elsewhere(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
+import shutil
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pictures import noise, orientation_block, save
 from PIL import Image
 from stores import jpeg, png
 from torch.utils.data import Subset
@@ -21,9 +25,10 @@ from sharedds.cache import DecodedCache
 from sharedds.codecs import decode
 from sharedds.datasets import ConcatDataset, ImageDataset
 from sharedds.errors import DecodeError, OptionError
+from sharedds.ingest import pack
 from sharedds.loader import build_loader
 from sharedds.memory import process_memory
-from sharedds.store import StoreWriter
+from sharedds.store import Store, StoreWriter
 from sharedds.testing import assert_same_stream
 from sharedds.views import RandomResizedCrop
 
@@ -227,6 +232,87 @@ def test_another_store_has_another_cache(store: Path, tmp_path: Path) -> None:
     list(samples(again))
     assert again.cache is not None
     assert again.cache.stats().hits == 0
+
+
+def test_what_else_decides_pixels_is_part_of_what_a_cache_is_for(tmp_path: Path) -> None:
+    """Two stores of one folder have one digest; of one the orientation is ignored."""
+    (tmp_path / "in").mkdir()
+    data = save(Image.fromarray(noise(30, 40, 3)), "JPEG", exif=orientation_block(6))
+    (tmp_path / "in" / "0.jpg").write_bytes(data)
+    pack(tmp_path / "in", tmp_path / "upright.lmdb", progress=False)
+    pack(tmp_path / "in", tmp_path / "ignored.lmdb", orientation="ignore", progress=False)
+    digests, shapes = set(), []
+    for name in ("upright", "ignored"):
+        path = tmp_path / f"{name}.lmdb"
+        digests.add(Store(path).digest)
+        dataset = ImageDataset(path, cache="1MiB", cache_folder=tmp_path / "cache")
+        shapes.append(tuple(dataset[0].shape))
+    assert len(digests) == 1
+    assert shapes == [(3, 40, 30), (3, 30, 40)]
+
+
+def test_folders_with_the_same_names_have_caches_of_their_own(folder: Path, tmp_path: Path) -> None:
+    """One for both would be written anew by each; another way to the same folder is the same."""
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    (tmp_path / "link").symlink_to(folder)
+    hits = []
+    for path in (folder, other, folder, tmp_path / "link"):
+        dataset = ImageDataset(path, cache="1MiB", cache_folder=tmp_path / "cache")
+        list(samples(dataset))
+        assert dataset.cache is not None
+        hits.append(dataset.cache.stats().hits)
+    assert hits == [0, 0, COUNT, COUNT]
+
+
+def test_a_file_written_over_with_its_old_time_is_decoded_again(tmp_path: Path) -> None:
+    """In place, of the same size, its time put back: as by rsync --inplace --times."""
+    path = tmp_path / "0.bmp"
+    Image.fromarray(np.full((8, 8, 3), 1, np.uint8)).save(path)
+    kept = ImageDataset(tmp_path, cache="1MiB")
+    assert (kept[0] == 1).all()
+    before = path.stat()
+    while path.stat().st_ctime_ns == before.st_ctime_ns:  # as coarse as the clock of the kernel
+        with open(path, "r+b") as file:
+            Image.fromarray(np.full((8, 8, 3), 2, np.uint8)).save(file, "BMP")
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = path.stat()
+    assert (after.st_ino, after.st_size) == (before.st_ino, before.st_size)
+    assert after.st_mtime_ns == before.st_mtime_ns
+    assert (kept[0] == 2).all()
+
+
+def test_pictures_that_fail_leave_nothing_behind(tmp_path: Path) -> None:
+    """However many there are: what was found out about them goes with them."""
+    for number in range(1500):
+        (tmp_path / f"{number}.png").write_bytes(b"\x89PNG\r\n\x1a\n none")
+    kept = ImageDataset(tmp_path, cache="1MiB")
+
+    def read(numbers: range) -> None:
+        for number in numbers:
+            with contextlib.suppress(DecodeError):
+                _ = kept[number]
+
+    read(range(100))
+    tracemalloc.start()
+    try:
+        read(range(100, 200))
+        before, _ = tracemalloc.get_traced_memory()
+        read(range(200, 1500))
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 50_000
+
+
+def test_what_is_kept_has_the_stamp_of_the_file_that_was_read(folder: Path) -> None:
+    """A file may be replaced after it was read and before its pixels are kept."""
+    kept = ImageDataset(folder, cache="1MiB")
+    stored = kept._pictures.stored
+    found = stored.find(0)
+    Image.fromarray(np.full((30, 31, 3), 9, np.uint8)).save(folder / "00.png")
+    assert stored.whole(found).shape == (20, 20, 3)
+    assert kept[0].shape == (3, 30, 31)
 
 
 def test_subsets_and_joins_have_the_cache_of_their_parts(store: Path) -> None:

@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from cache_writers import made
 from processes import python
@@ -89,6 +90,50 @@ def test_one_from_before_the_machine_started_is_made_anew(
     assert named(tmp_path / "x").get(0) is not None
     (tmp_path / "boot").write_text("second")
     assert named(tmp_path / "x").get(0) is None
+
+
+def test_without_a_number_of_the_start_its_time_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on macOS; clocks are corrected a little. Where it is not known, nothing is believed."""
+    started = 1000.0
+
+    def boot_time() -> float:
+        if not started:
+            raise RuntimeError("no /proc/stat")
+        return started
+
+    monkeypatch.setattr(sharedds.cache.named, "_BOOT", tmp_path / "none")
+    monkeypatch.setattr(psutil, "boot_time", boot_time)
+    named(tmp_path / "x").put(0, made(0))
+    started = 1002.0
+    assert named(tmp_path / "x").get(0) is not None
+    for other in (1300.0, 0.0):
+        started = other
+        again = named(tmp_path / "x")
+        assert again.get(0) is None
+        assert again.put(0, made(0))
+    assert named(tmp_path / "x").get(0) is None
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_that_was_forked_meanwhile_does_not_keep_the_folder_locked(tmp_path: Path) -> None:
+    """It has the same open folder, and lives on."""
+    reading, writing = os.pipe()
+    with sharedds.cache.named._locked(str(tmp_path)):
+        child = os.fork()
+        if child == 0:
+            os.close(writing)
+            os.read(reading, 1)  # until the parent closes its end
+            os._exit(0)
+    os.close(reading)
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    try:
+        assert lock_file(descriptor, 0)
+    finally:
+        os.close(descriptor)
+        os.close(writing)
+        os.waitpid(child, 0)
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"x" * 1_000_000])

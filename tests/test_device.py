@@ -201,8 +201,8 @@ def test_mean_is_0_and_std_is_1_where_not_given(
 def test_volumes_have_their_channels_in_dimension_1_too() -> None:
     """(N, C, D, H, W) is normalised channel by channel."""
     x = noise((2, 2, 3, 4, 5), torch.uint16)
-    made = converted(x, mean=(0.25, 0.5), std=(1.0, 2.0))
-    assert torch.equal(made[:, 1], (x[:, 1].float() / 65535 - 0.5) / 2)
+    made = converted(x, mean=(0.25, 0.5), std=(1.0, 0.2))
+    assert torch.equal(made[:, 1], (x[:, 1].float() / 65535 - 0.5) / torch.tensor(0.2))
 
 
 def test_single_samples_have_their_channels_first() -> None:
@@ -377,6 +377,18 @@ def test_a_mean_of_bytes_is_refused() -> None:
     assert torch.equal(converted(hounsfield, mean=-500.0), hounsfield + 500)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16])
+@pytest.mark.parametrize("std", [58.4, (0.2, 57.1, 0.2)])
+def test_a_std_of_bytes_is_refused(dtype: torch.dtype, std: Any) -> None:
+    """No values from 0 to 1 vary by more than 1; all pictures would be nearly the same."""
+    top = torch.iinfo(dtype).max
+    with pytest.raises(OptionError, match=rf"std=.*divide both by {top}"):
+        converted(noise((2, 3, 4, 5), dtype), mean=MEAN, std=std)
+    hounsfield = noise((2, 3, 4, 5), torch.float32)
+    assert torch.equal(converted(hounsfield, std=400.0), hounsfield / 400)
+    converted(noise((2, 3, 4, 5), dtype), mean=1, std=1)  # the last that are taken
+
+
 @pytest.mark.parametrize("batch", [(torch.ones(2, 3, 4, 5),), torch.ones(2, 3, 4, 5)])
 def test_only_must_be_there(batch: Any) -> None:
     """A name that is wrong would silently leave the pictures as they are."""
@@ -471,6 +483,44 @@ def test_what_was_computed_on_a_device_waits_for_its_turn() -> None:
     assert made["x"].dtype == torch.float32
 
 
+class Closed:
+    """A batch of somebody's own that moves itself; nobody sees its tensors."""
+
+    __slots__ = ("beside", "streams")
+
+    def __init__(self, streams: MadeUp) -> None:
+        self.streams = streams
+        self.beside: bool | None = None
+
+    def pin_memory(self) -> Closed:
+        """As torch asks for."""
+        return self
+
+    def to(self, device: torch.device) -> Closed:
+        """Note on which stream it is moved."""
+        self.beside = self.streams.is_beside
+        return self
+
+
+class Open(Closed):
+    """Its tensors are attributes like any other."""
+
+    def __init__(self, streams: MadeUp) -> None:
+        super().__init__(streams)
+        self.x = torch.ones(7)
+
+
+@pytest.mark.parametrize(("kind", "is_beside"), [(Closed, False), (Open, True)])
+def test_what_hides_its_tensors_moves_at_its_turn(kind: type[Closed], is_beside: bool) -> None:
+    """They could not be kept for training, so their memory would be used again too early."""
+    streams = MadeUp()
+    part = kind(streams)
+    (batch, *_) = ahead(loader_of({"deep": [part]}), streams)
+    assert batch["deep"][0] is part
+    assert part.beside is is_beside
+    assert ("(7,) kept for training" in streams.log) is is_beside
+
+
 def test_memory_that_is_read_is_held_until_it_was_read() -> None:
     """A worker would write its next batch where a copy is still under way."""
     streams = MadeUp()
@@ -540,6 +590,34 @@ def test_the_side_stream_of_torch_is_left_as_it_was_found(monkeypatch: pytest.Mo
         raise ZeroDivisionError
     assert side == "new on cuda:1"
     assert calls == [side, "work", "stream of cuda:1", 0]
+
+
+def test_without_a_number_each_loop_is_on_the_device_current_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Found out when it begins; on the same device, loops share one stream beside."""
+    current = 0
+
+    class Torch:
+        Stream = staticmethod(lambda device: object())
+        device = torch.device
+
+        class accelerator:  # noqa: N801 - named as in torch
+            current_device_index = staticmethod(lambda: current)
+
+    monkeypatch.setattr(device_module, "torch", Torch)
+    loader = DeviceLoader(None, torch.device("cuda"), Conversion())
+    fixed = DeviceLoader(None, torch.device("cuda:0"), Conversion())
+    seen = []
+    for current in (0, 0, 1):  # noqa: B007 - read by what stands for torch
+        loader._stage()
+        fixed._stage()
+        seen.append((loader._streams, fixed._streams))
+    (first, own), (second, same_own), (third, still_own) = seen
+    assert first is second
+    assert own is same_own is still_own
+    devices = [each.device for each in (first, third) if each is not None]
+    assert devices == [torch.device("cuda:0"), torch.device("cuda:1")]
 
 
 # --- what is counted -----------------------------------------------------------------------------
@@ -751,6 +829,25 @@ def test_ctrl_c_while_a_batch_is_handed_out_loses_none(monkeypatch: pytest.Monke
             raise KeyboardInterrupt
 
         patch.setattr(streams.training, "wait_event", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+    states = []
+    for step, (_, labels) in enumerate(batches, 1):
+        assert labels.tolist() == [2 * step, 2 * step + 1]
+        states.append(loader.state_dict()["consumed"])
+    assert states == [4, 6, 0]
+
+
+def test_ctrl_c_while_a_batch_is_sent_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loader has given it and will not give it again, so it is moved at its turn."""
+    batches = iter(loader := ahead(fork(Pictures(8), batch_size=2)))
+    next(batches)
+
+    def interrupt(self: Conversion, batch: Any, device: torch.device) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Conversion, "__call__", interrupt)
         with pytest.raises(KeyboardInterrupt):
             next(batches)
     states = []

@@ -337,6 +337,19 @@ def test_a_picture_unlike_the_others_fails_its_batch(tmp_path: Path) -> None:
         at_once(ImageDataset(tmp_path, view=VIEW), [0, 1])
 
 
+def test_signed_numbers_make_no_batch(tmp_path: Path) -> None:
+    """They are widened to int32 when they are decoded, though the file has 16 bits of each."""
+    for number in range(4):
+        values = np.full((8, 8), number, np.uint16)
+        data = save(Image.fromarray(values), "TIFF", tiffinfo={339: 2})
+        (tmp_path / f"{number}.tif").write_bytes(data)
+    dataset = ImageDataset(tmp_path, mode="index", view=CenterCrop(4))
+    assert not dataset.makes_batches
+    (batch,) = build_loader(dataset, batch_size=4, num_workers=0)
+    assert batch.dtype == dataset[0].dtype == torch.int32
+    assert batch[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
+
+
 def test_an_empty_batch_is_empty(kept: Path) -> None:
     """No picture is read for none."""
     images, labels = ImageDataset(kept, view=VIEW).load_batch([], Memory())

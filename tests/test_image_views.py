@@ -486,7 +486,11 @@ def test_damage_in_a_folder_is_found_whatever_is_shown(tmp_path: Path) -> None:
 class Kept(dict[int, Any]):
     """A cache in a dict."""
 
-    def put(self, index: int, array: np.ndarray[Any, Any]) -> bool:
+    def get(self, index: int, default: Any = None, *, stamp: int = 0) -> Any:
+        """Return a picture, if it is there."""
+        return super().get(index, default)
+
+    def put(self, index: int, array: np.ndarray[Any, Any], *, stamp: int) -> bool:
         """Keep a picture, read-only."""
         array = array.copy()
         array.flags.writeable = False

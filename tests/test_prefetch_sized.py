@@ -88,3 +88,53 @@ def test_a_loader_can_be_sent_before_its_first_batch() -> None:
     loader = pickle.loads(pickle.dumps(loader_of(1_000)))
     next(iter(loader))
     assert loader.plan.prefetch_factor == 8
+
+
+def test_a_short_first_batch_does_not_make_samples_look_small() -> None:
+    """A resume at the end of an epoch begins with what is left: one sample of twelve."""
+    options: dict[str, Any] = {"batch_size": 12, "count": 13}
+    first = loader_of(10 * MB, **options)
+    batches = iter(first)
+    next(batches)
+    again = loader_of(10 * MB, **options)
+    again.load_state_dict(first.state_dict())
+    (left,) = list(again)
+    assert len(left) == 1
+    assert again.plan.prefetch_factor == first.plan.prefetch_factor == 2
+
+
+class Told(Blocks):
+    """One that tells what a sample takes."""
+
+    @property
+    def sample_nbytes(self) -> int:
+        """Bytes of a sample."""
+        return self.nbytes
+
+
+def as_doubles(batch: torch.Tensor) -> torch.Tensor:
+    """Eight times the bytes."""
+    return batch.double()
+
+
+def test_what_changes_batches_changes_their_size() -> None:
+    """What the dataset tells is of before; the first batch is of after."""
+    data: Any = Told(40, 5 * MB)
+    options: dict[str, Any] = {"batch_size": 1, "num_workers": 1, "engine": "thread"}
+    plain = build_loader(data, **options)
+    assert plain.plan.prefetch_factor == 8
+    changed = build_loader(data, batch_transform=as_doubles, **options)
+    assert changed.plan.prefetch_factor == 2
+    next(iter(changed))
+    assert changed.plan.prefetch_factor == 1
+
+
+def test_a_budget_measures_what_comes_out_of_a_batch_transform() -> None:
+    """In a worker, before the plan is made."""
+    data: Any = Told(8, MB)
+    options: dict[str, Any] = {"num_workers": 1, "max_memory": "4GB", "engine": "thread"}
+    estimate = build_loader(data, batch_transform=as_doubles, **options).plan.estimate
+    plain = build_loader(data, **options).plan.estimate
+    assert estimate is not None
+    assert plain is not None
+    assert estimate.in_flight > 7 * plain.in_flight

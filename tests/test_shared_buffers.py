@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import importlib.util
+import multiprocessing
 import os
 import pickle
 import random
@@ -27,6 +29,7 @@ import sharedds.workers.lending
 from sharedds.errors import MemoryBudgetError, WorkerDiedError
 from sharedds.host.shared import SharedMemoryRoom, shared_memory_room
 from sharedds.loader import build_loader
+from sharedds.loader.budget import MemoryEstimate
 from sharedds.workers.buffers import SharedMemory, empty_shared
 from sharedds.workers.delivery import DescriptorKeeper, InlineBatch, deliverable
 from sharedds.workers.lending import Buffers
@@ -111,6 +114,41 @@ class Cycle:
         return self.held.sum()
 
 
+def clear_weak_references() -> None:
+    """As torch does now and then; older versions keep what is sent until then."""
+    reductions: Any = torch.multiprocessing.reductions
+    reductions.shared_cache.free_dead_references()
+
+
+def seen_before(
+    batch: Any, exchange: Callable[[], Any], by: Callable[[], Any] | None = None
+) -> Any:
+    """An array over the memory that the batch had before torch gave it other memory in place."""
+    array = by() if by is not None else batch.numpy()
+    assert in_buffer(batch)
+    exchange()
+    assert is_shared(batch)
+    return array
+
+
+def through_a_queue(batch: Any) -> None:
+    """The thread of a queue pickles it, at some moment."""
+    queue: Any = multiprocessing.get_context("fork").Queue()
+    queue.put(batch)
+    assert int(queue.get(timeout=20).sum()) == int(batch.sum())
+    queue.close()
+    queue.join_thread()
+
+
+def through_a_pipe(batch: Any) -> None:
+    """As :meth:`multiprocessing.Pipe` does."""
+    one, other = multiprocessing.Pipe()
+    one.send([batch])
+    assert int(other.recv()[0].sum()) == int(batch.sum())
+    one.close()
+    other.close()
+
+
 WAYS: dict[str, Callable[[Any], Any]] = {
     "the batch": lambda batch: batch,
     "a slice": lambda batch: batch[5:7],
@@ -124,6 +162,14 @@ WAYS: dict[str, Callable[[Any], Any]] = {
     "its memory": lambda batch: torch.empty(0, dtype=torch.int64).set_(batch.untyped_storage()),
     "a buffer": lambda batch: np.frombuffer(memoryview(batch.numpy()), np.int64),
     "DLPack": lambda batch: np.from_dlpack(batch),
+    "share_memory_": lambda batch: seen_before(batch, lambda: batch.share_memory_()),
+    "share_memory_ of a view": lambda batch: seen_before(batch, lambda: batch[3:].share_memory_()),
+    "sent on": lambda batch: seen_before(batch, lambda: ForkingPickler.dumps([batch])),
+    "a capsule, and sent on": lambda batch: seen_before(
+        batch, lambda: ForkingPickler.dumps(batch), by=lambda: np.from_dlpack(batch)
+    ),
+    "sent on through a queue": lambda batch: seen_before(batch, lambda: through_a_queue(batch)),
+    "sent on through a pipe": lambda batch: seen_before(batch, lambda: through_a_pipe(batch)),
 }
 
 
@@ -138,8 +184,34 @@ def test_what_is_held_stays_as_it_is(way: str, line: Line) -> None:
     assert FREE in line.states()
     place = line.states().index(LENT)
     del held
+    clear_weak_references()
     gc.collect()
     assert line.states()[place] == FREE
+
+
+def test_what_was_sent_on_arrives_and_stays(line: Line) -> None:
+    """It is the receiver's then; the buffer comes back when the sender has dropped the batch."""
+    batch = line.fill(7)
+    message = ForkingPickler.dumps(batch)
+    assert line.states()[0] == LENT
+    del batch
+    clear_weak_references()
+    assert line.states()[0] == FREE
+    for step in range(PATIENCE):
+        line.fill(step)
+    assert int(pickle.loads(message).sum()) == 70_000
+
+
+def test_a_worker_may_share_what_it_made(line: Line) -> None:
+    """What it sees of the old memory stays as well."""
+    mine: Any = empty_shared((10_000,), torch.int64).fill_(4)
+    array = mine.numpy()
+    mine.share_memory_()
+    assert int(line.send([mine])[0].sum()) == 40_000
+    for step in range(3 * PATIENCE):
+        line.fill(step)
+    assert int(array.sum()) == 40_000
+    assert array.ctypes.data in line.buffers._buffers or line.states()[0] == FREE
 
 
 def rounds(line: Line, seed: int) -> None:
@@ -365,6 +437,43 @@ def test_a_worker_at_rest_keeps_nothing(line: Line) -> None:
     assert len(line.mapped) == 2
 
 
+def test_at_rest_nothing_that_was_given_back_is_taken(line: Line) -> None:
+    """The trainer has let go of it, and would not know where the batch is."""
+    line.fill(1)
+    line.buffers.end_batch()
+    kept = empty_shared((20_000,), torch.int64)  # looks, and leaves the other one idle
+    line.buffers.rest()
+    assert not line.buffers._idle
+    del kept
+
+
+def small(monkeypatch: pytest.MonkeyPatch, line: Line, size: int, *, room_for_others: int) -> None:
+    """Let shared memory be of a size, of which nothing is taken but buffers and so much else."""
+
+    def room() -> SharedMemoryRoom:
+        return SharedMemoryRoom(free=size - line.buffers.nbytes - room_for_others, total=size)
+
+    for module in (sharedds.workers.buffers, sharedds.workers.lending):
+        monkeypatch.setattr(module, "shared_memory_room", room)
+
+
+@pytest.mark.parametrize(("others", "count"), [(0, 1_400_000), (8_000_000, 900_000)])
+def test_idle_buffers_make_room(
+    line: Line, monkeypatch: pytest.MonkeyPatch, others: int, count: int
+) -> None:
+    """Before a batch goes through the pipe; also while so little is free that nothing is kept."""
+    small(monkeypatch, line, 20_000_000, room_for_others=0)
+    held = [line.fill(step, 500_000) for step in range(2)]
+    held.clear()
+    small(monkeypatch, line, 20_000_000, room_for_others=others)
+    assert len(line.buffers) == 2
+    large = empty_shared((count,), torch.int64).fill_(3)
+    assert line.buffers.sending(large.data_ptr()) is not None or is_shared(large)  # not private
+    message = deliverable(large)
+    assert not isinstance(message, InlineBatch)
+    assert int(pickle.loads(ForkingPickler.dumps(message)).sum()) == 3 * count
+
+
 def test_under_a_budget_nothing_is_kept(line: Line) -> None:
     """When the trainer says so, at any time: batches travel as torch sends them."""
     held = line.fill(1)
@@ -485,6 +594,31 @@ def test_tensors_are_found_inside_of_what_nobody_looks_into(line: Line) -> None:
     assert int(hidden.tensor.sum()) == 20_000
 
 
+class Leaves:
+    """A batch that is sent without its tensor, or with a copy of it."""
+
+    def __init__(self, tensor: Any, *, copies: bool) -> None:
+        self.tensor = tensor
+        self.copies = copies
+
+    def __getstate__(self) -> Any:
+        return {"tensor": self.tensor.clone() if self.copies else None}
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_what_a_batch_leaves_out_is_not_lent(line: Line, *, copies: bool) -> None:
+    """The trainer could not give it back."""
+    places = set()
+    for _ in range(4):
+        made = empty_shared((10_000,), torch.int64).fill_(2)
+        places.add(made.data_ptr())
+        got = line.send(Leaves(made, copies=copies))
+        del made
+        assert LENT not in line.states()
+        assert got.tensor is None or int(got.tensor.sum()) == 20_000
+    assert len(places) == 1
+
+
 class Hidden:
     """Holds a tensor in a slot."""
 
@@ -526,6 +660,16 @@ def test_collating_writes_into_a_buffer(line: Line, monkeypatch: pytest.MonkeyPa
     assert torch.equal(line.send(batch)[:, 0, 0], torch.arange(4))
 
 
+def test_systems_without_descriptors_can_import_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Windows, where multiprocessing cannot send any."""
+    monkeypatch.delattr("multiprocessing.reduction.DupFd")
+    spec = importlib.util.find_spec("sharedds.workers.lending")
+    assert spec is not None
+    assert spec.loader is not None
+    monkeypatch.setitem(sys.modules, spec.name, module := importlib.util.module_from_spec(spec))
+    spec.loader.exec_module(module)
+
+
 # --- with real workers ---------------------------------------------------------------------------
 
 
@@ -547,6 +691,7 @@ class Pictures:
 def loader(dataset: Any = None, **options: Any) -> Any:
     """A loader with two worker processes."""
     given: dict[str, Any] = {"batch_size": 4, "num_workers": 2, "start_method": "fork"}
+    given["prefetch_factor"] = AHEAD
     data: Any = dataset or Pictures()
     return build_loader(data, pin_memory=False, **given | options)
 
@@ -648,11 +793,20 @@ def mapped() -> list[MappedBuffers]:
     return list(_mapped.values())
 
 
-@pytest.mark.parametrize(("mb", "keeps"), [(100_000, True), (1, False)])
-def test_a_budget_with_room_costs_no_speed(mb: int, keeps: bool) -> None:
-    """Buffers are kept while all batches in flight fit, and only then."""
+@pytest.mark.parametrize(
+    ("mb", "planned", "keeps"),
+    [(100_000, 1_000, True), (100_000, None, False), (100_000, 99_900, False), (1, 1, False)],
+)
+def test_a_budget_with_room_costs_no_speed(mb: int, planned: int | None, *, keeps: bool) -> None:
+    """Buffers are kept where a budget is generous, and only there."""
     made = loader(Pictures(400))
-    made.plan = dataclasses.replace(made.plan, max_memory=mb * 1_000_000)
+    estimate = None
+    if planned is not None:
+        total = planned * 1_000_000
+        estimate = MemoryEstimate(
+            trainer=None, server=0, workers=0, in_flight=total, pinned=0, total=total
+        )
+    made.plan = dataclasses.replace(made.plan, max_memory=mb * 1_000_000, estimate=estimate)
     kept = []
     with contextlib.suppress(MemoryBudgetError):
         for batch in made:

@@ -18,15 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import lmdb
+import numpy as np
 import pytest
 from processes import mounted, python, started
 from stores import HEAD, SCHEMA, cut_small, everything, key_of, sample, write
 
+import sharedds.store.behind
 import sharedds.store.partial
 import sharedds.store.writer
-from sharedds.errors import StorageFullError, StoreExistsError
+from sharedds.errors import SourceError, StorageFullError, StoreError, StoreExistsError
 from sharedds.handles import map_file
-from sharedds.store import Store, StoreWriter, verify
+from sharedds.store import Field, Store, StoreWriter, verify
+from sharedds.store.behind import WriteBehind
 from sharedds.store.lock import FolderLock
 from sharedds.store.partial import Partial
 from sharedds.store.spool import SpoolLog
@@ -329,6 +332,101 @@ def test_a_writer_that_ran_out_of_room_is_closed(
         writer.add({"x": HEAD + bytes(100)})
     writer.close()
     assert os.listdir(tmp_path) == []
+
+
+def full_once(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Have the first call of a method of :class:`Partial` find no room, and no other."""
+    real, left = getattr(Partial, name), [StorageFullError("no room")]
+
+    def wrapper(*arguments: Any, **options: Any) -> Any:
+        if left:
+            raise left.pop()
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(Partial, name, wrapper)
+
+
+@pytest.mark.parametrize("resume", [None, "work"])
+@pytest.mark.parametrize("name", ["commit", "put_all"])
+def test_keys_that_find_no_room_close_the_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, resume: str | None
+) -> None:
+    """Whoever is told of a failure, nothing more is taken, and no short store is published."""
+    cut_small(monkeypatch)
+    writer = StoreWriter(tmp_path / "x.lmdb", schema={"x": "int64"}, resume=resume)
+    full_once(monkeypatch, name)
+    writer.add({"x": 1}, key="1")
+    with pytest.raises(StorageFullError, match="no room"):
+        writer.keys()
+    for call in (lambda: writer.add({"x": 2}, key="2"), writer.keys):
+        with pytest.raises(StoreError, match="closed"):
+            call()
+    writer.close()
+    assert os.listdir(tmp_path) == (["x.lmdb.partial"] if resume else [])
+
+
+class Torn:
+    """An array whose second block cannot be read."""
+
+    shape, dtype = (20, 100), np.dtype(np.uint8)
+
+    def __getitem__(self, place: Any) -> Any:
+        """Return the first block, noise, which no codec makes small."""
+        if place[0].start:
+            raise SourceError("torn")
+        return np.random.default_rng(0).integers(0, 256, (10, 100), np.uint8)
+
+
+def test_no_room_while_a_refused_sample_is_taken_back_closes_the_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chunks that went ahead would lie under the next sample, and be read as its own."""
+    for limit in ("_BATCH", "_IDLE_BATCH", "_WAITING"):  # all goes ahead at once, and is waited for
+        monkeypatch.setattr(sharedds.store.behind, limit, 1)
+    schema = {"x": Field("raw", chunk=(10, 100))}
+    writer = StoreWriter(tmp_path / "x.lmdb", schema=schema)
+    full_once(monkeypatch, "put_all")
+    with pytest.raises(StorageFullError, match="no room"):
+        writer.add({"x": Torn()})
+    with pytest.raises(StoreError, match="closed"):
+        writer.add({"x": np.zeros((20, 100), np.uint8)})
+    writer.close()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_failure_is_raised_again_whoever_was_told_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One who asks later must not take silence for success."""
+    partial = Partial(str(tmp_path / "x.lmdb"), state=None, columns=(), force=False)
+    behind = WriteBehind(partial)
+    full_once(monkeypatch, "commit")
+    for samples in (1, 2):
+        behind.commit(samples=samples, entries=0)
+        with pytest.raises(StorageFullError, match="no room"):
+            behind.drain()
+    behind.stop()
+    partial.discard()
+
+
+@pytest.mark.parametrize("resume", [None, "work"])
+def test_a_store_that_lacks_samples_is_not_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: str | None
+) -> None:
+    """Should a commit be lost without a word, the end sees it; with resume the work goes on."""
+    cut_small(monkeypatch)
+    options: dict[str, Any] = {"schema": {"x": "int64"}, "resume": resume}
+    writer = StoreWriter(tmp_path / "x.lmdb", **options)
+    writer.add({"x": 1})
+    writer._behind.drain()
+    with monkeypatch.context() as patch:
+        patch.setattr(Partial, "commit", lambda self, **_: None)
+        writer.add({"x": 2})
+        with pytest.raises(StoreError, match=r"2 samples .* were added, but 1 .* are written"):
+            writer.close()
+    assert os.listdir(tmp_path) == (["x.lmdb.partial"] if resume else [])
+    with StoreWriter(tmp_path / "x.lmdb", **options) as writer:
+        assert len(writer) == (1 if resume else 0)
 
 
 def test_nothing_is_written_after_a_failure(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -238,6 +238,21 @@ def test_what_depends_on_the_whole_batch_is_made_as_one() -> None:
     assert sorted(calls) == [4, 4, 8, 8]
 
 
+def test_parts_that_differ_are_made_as_one_also_where_errors_are_wrapped() -> None:
+    """A dataset may take what its memory raises for a fault of its own."""
+
+    def padded(indices: Sequence[int], empty: Any) -> torch.Tensor:
+        try:
+            made: torch.Tensor = empty((len(indices), max(indices) + 1), torch.uint8)
+        except Exception as error:
+            raise OSError("no memory") from error
+        return made.fill_(7)
+
+    make = WholeMaker(padded, zeros, threads=2)
+    keys = [SampleKey(0, 0, index) for index in range(4)]
+    assert make(range(4), keys).shape == (4, 4)
+
+
 def test_each_part_has_its_keys_in_hand() -> None:
     """As many as it has samples, in their order."""
 

@@ -266,6 +266,35 @@ def test_a_fault_of_load_batch_itself_is_raised(workers: int) -> None:
     assert "Faulty made a whole batch" in said
 
 
+class Faulty(Whole):
+    """Whole batches fail now and then, single samples never."""
+
+    def load_batch(self, indices: Sequence[int], empty: Any) -> Any:
+        """Fail at one sample."""
+        if 5 in indices:
+            raise OSError("the disk was away")
+        return super().load_batch(indices, empty)
+
+
+@pytest.mark.parametrize("way", WAYS[:2])
+def test_a_fault_of_load_batch_names_the_samples(way: dict[str, Any]) -> None:
+    """Which they were is known nowhere else without workers."""
+    loader = fork(Faulty(), batch_size=4, **way)
+    with pytest.raises(OSError, match="away") as caught:
+        list(loader)
+    said = str(caught.value) + "".join(getattr(caught.value, "__notes__", ()))
+    assert "[4, 5, 6, 7] of epoch 0" in said
+
+
+def test_a_loop_that_forgives_goes_on_with_the_single_samples() -> None:
+    """All of them are good, and a warning tells."""
+    loader = fork(Faulty(), batch_size=4, num_workers=0, on_error="skip")
+    with pytest.warns(UserWarning, match="the disk was away.*each of them can be loaded"):
+        found = [number for _, numbers in loader for number in numbers.tolist()]
+    assert found == list(range(24))
+    assert not loader.failures
+
+
 # --- memory --------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from sharedds.cache.layout import NEXT, RECORD, WORD, Layout, Record, identity_of
 from sharedds.cache.named import open_named
-from sharedds.cache.place import is_in_memory, memory_folder, new_file
+from sharedds.cache.place import is_in_memory, memory_folder, new_file, promise
 from sharedds.errors import OptionError
 from sharedds.handles import SharedCounts, WritableFile, absolute_path, per_process
 from sharedds.packed.files import check_index
@@ -119,6 +119,8 @@ class DecodedCache:
             place = memory_folder(nbytes)
             self._file = new_file(self._layout, identity_of(key), place)
             self.in_memory = place is not None
+        if self.in_memory:
+            promise(self._file)
         self._counts = SharedCounts(columns=2, folder=memory_folder(_COUNTS))
 
     # --- reading: no lock ------------------------------------------------------------------------

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
+
+import psutil
 
 from sharedds.cache.layout import HEAD, Layout, identity_of
 from sharedds.cache.place import prepare
 from sharedds.errors import OptionError, SharedDSError, SourceError, StoreBusyError
-from sharedds.handles import WritableFile, lock_file
+from sharedds.handles import WritableFile, lock_file, unlock_file
 from sharedds.host.storage import storage_of
 from sharedds.host.system import system_text
 
@@ -18,6 +21,7 @@ __all__ = ["open_named"]
 
 _SECONDS = 60.0
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
+_STEP = 10  # seconds: no machine starts twice in that time, and clocks are corrected by less
 
 
 def open_named(layout: Layout, key: str, folder: str) -> WritableFile:
@@ -39,7 +43,7 @@ def open_named(layout: Layout, key: str, folder: str) -> WritableFile:
             "file system; choose a local disk, or /dev/shm",
             path=folder,
         )
-    identity = identity_of(f"{key}\0{system_text(_BOOT)}")
+    identity = identity_of(f"{key}\0{_boot()}")
     path = os.path.join(folder, f"sharedds-{identity_of(key).hex()}.cache")
     try:
         os.makedirs(folder, exist_ok=True)
@@ -55,6 +59,19 @@ def open_named(layout: Layout, key: str, folder: str) -> WritableFile:
         ) from error
 
 
+def _boot() -> str:
+    """Return what is another one after each start of the machine.
+
+    Where neither a number of the start nor its time is known, nothing is believed.
+    """
+    if text := system_text(_BOOT):
+        return text
+    try:
+        return str(round(psutil.boot_time() / _STEP))
+    except (psutil.Error, OSError, RuntimeError):
+        return uuid.uuid4().hex
+
+
 @contextlib.contextmanager
 def _locked(folder: str) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY)
@@ -67,6 +84,7 @@ def _locked(folder: str) -> Iterator[None]:
             )
         yield
     finally:
+        unlock_file(descriptor)
         os.close(descriptor)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import weakref
 
 from sharedds.cache.layout import Layout
 from sharedds.handles import WritableFile, anonymous_file, storage_errors
@@ -12,24 +13,35 @@ from sharedds.host.ranks import local_ranks
 from sharedds.host.shared import SHARED_MEMORY, shared_memory_room
 from sharedds.host.storage import storage_of
 
-__all__ = ["is_in_memory", "memory_folder", "new_file", "prepare"]
+__all__ = ["is_in_memory", "memory_folder", "new_file", "prepare", "promise"]
 
 #: Of what is free in memory a cache takes at most so much: batches and workers need the rest.
 _SHARE = 0.75
 _ZEROS = bytes(1 << 20)
+#: Caches of this process in memory: what they have yet to take is free only for now.
+_promised: list[weakref.ref[WritableFile]] = []
 
 
 def memory_folder(nbytes: int) -> str | None:
     """Return the folder whose files are in memory; None where so many bytes are too much for it.
 
     Files there are memory that the system cannot take back. Each rank of this machine that asks
-    gets its part.
+    gets its part. What caches of this process have been promised and not taken yet is not free,
+    and each other rank has promised as much.
     """
     room, left = shared_memory_room(), machine_memory().available
     if room is None or not os.access(SHARED_MEMORY, os.W_OK | os.X_OK):
         return None
     free = room.free if left is None else min(room.free, left)
-    return SHARED_MEMORY if nbytes <= _SHARE * free / local_ranks().count else None
+    ranks = local_ranks().count
+    files = [file for reference in tuple(_promised) if (file := reference()) is not None]
+    free -= ranks * sum(file.room_to_come for file in files)
+    return SHARED_MEMORY if nbytes <= _SHARE * free / ranks else None
+
+
+def promise(file: WritableFile) -> None:
+    """Count all that a file in memory may take, as long as this process has it."""
+    _promised.append(weakref.ref(file, _promised.remove))
 
 
 def is_in_memory(folder: str) -> bool:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sharedds.datasets.indexed import ConcatDataset, IndexedDataset, concat
     from sharedds.datasets.lazy import LazyDataset
     from sharedds.datasets.memmap import MemmapDataset
+    from sharedds.datasets.randomness import same_view
 
 __all__ = [
     "ConcatDataset",
@@ -22,6 +23,7 @@ __all__ = [
     "LazyDataset",
     "MemmapDataset",
     "concat",
+    "same_view",
 ]
 
 _HOMES = {
@@ -31,6 +33,7 @@ _HOMES = {
     "LazyDataset": "lazy",
     "MemmapDataset": "memmap",
     "concat": "indexed",
+    "same_view": "randomness",
 }
 
 __getattr__ = loaded_on_first_use(__name__, _HOMES)

@@ -13,7 +13,7 @@ import torch
 from sharedds.cache import DecodedCache
 from sharedds.codecs import DEFAULT_MAX_PIXELS
 from sharedds.datasets.indexed import IndexedDataset
-from sharedds.datasets.kept import KeptPictures, parse_cache_size
+from sharedds.datasets.kept import parse_cache_size, picture_cache
 from sharedds.datasets.offers import Empty
 from sharedds.datasets.pictures import Pictures
 from sharedds.datasets.randomness import (
@@ -118,12 +118,11 @@ class ImageDataset(IndexedDataset[Any]):
             self._source = StoreImages(source)
         options = Options(mode=mode, depth=depth, background=background, max_pixels=max_pixels)
         self._pictures = Pictures(self._source, options, view)
-        self._kept: KeptPictures | None = None
+        self._kept: DecodedCache | None = None
         self.cache: DecodedCache | None = None
         if cache_bytes is not None and self._source.shape() is None:
-            self._kept = KeptPictures(self._pictures.stored, cache_bytes, cache_folder)
-            self._pictures.stored.cache = self._kept
-            self.cache = self._kept.cache
+            self._kept = picture_cache(self._pictures.stored, cache_bytes, cache_folder)
+            self._pictures.stored.cache = self.cache = self._kept
         self._renumber: MappedArray | None = None
         self._names: PackedStrings | None = None
         if classes is not None:
@@ -243,8 +242,8 @@ class ImageDataset(IndexedDataset[Any]):
         """Ask the disk for several images, without waiting."""
         positions = [self._position(index) for index in indices]
         if self._kept is not None:
-            self._kept.cache.advise(positions)
-            positions = self._kept.cache.missing(positions)
+            self._kept.advise(positions)
+            positions = self._kept.missing(positions)
         self._source.advise(positions)
 
     # --- whole batches

@@ -1,4 +1,4 @@
-"""Whole pictures kept once they were decoded, each as long as its file stays what it was."""
+"""Whole pictures kept once they were decoded: how much room they get, and whose they are."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import importlib.metadata
 import os
 from typing import Any
 
-import numpy.typing as npt
-
 from sharedds.cache import DecodedCache
 from sharedds.datasets.stored import StoredPictures
 from sharedds.errors import OptionError
-from sharedds.handles import per_process
 from sharedds.text import parse_size
 
-__all__ = ["KeptPictures", "parse_cache_size"]
+__all__ = ["parse_cache_size", "picture_cache"]
 
 #: Another version of these may decode to other pixels.
 _DECODERS = ("sharedds", "simplejpeg", "pillow")
@@ -35,51 +32,26 @@ def parse_cache_size(value: int | str) -> int:
     return int(size.__index__())
 
 
-class KeptPictures:
-    """The decoded pictures of a source, kept for all processes of this machine.
+def picture_cache(
+    stored: StoredPictures, nbytes: int, folder: str | os.PathLike[str] | None
+) -> DecodedCache:
+    """Return a cache for the decoded pictures of a source.
 
     Args:
         stored: The pictures.
         nbytes: Bytes that may be taken.
-        folder: Where other ranks and runs find them; None for none.
-
-    Attributes:
-        cache: Where they are.
+        folder: Where other ranks and runs find it; None for none.
 
     Raises:
         OptionError, SourceError, StorageFullError, StoreBusyError: As of
             :class:`~sharedds.cache.DecodedCache`.
     """
-
-    def __init__(
-        self, stored: StoredPictures, nbytes: int, folder: str | os.PathLike[str] | None
-    ) -> None:
-        self._source = stored.source
-        key = ""
-        if folder is not None:  # what is found there was made elsewhere
-            versions = [_version(name) for name in _DECODERS]
-            key = f"{stored.source.digest()} {stored.options} {stored.depth} {versions}"
-        self.cache = DecodedCache(len(stored.source), nbytes, key=key, folder=folder)
-
-    @per_process
-    def _stamps(self) -> dict[int, int]:
-        """Of pictures that were not found and are being decoded."""
-        return {}
-
-    def get(self, index: int) -> npt.NDArray[Any] | None:
-        """Return a picture, read-only, if it is kept and its file is the one it came from."""
-        stamp = self._source.stamp(index)
-        pixels = self.cache.get(index, stamp=stamp)
-        if pixels is None:
-            # What is decoded now may belong to an older file than the one that is there when it
-            # is put; of two threads, the earlier stamp counts: at worst it is decoded once more.
-            self._stamps.setdefault(index, stamp)
-        return pixels
-
-    def put(self, index: int, array: npt.NDArray[Any]) -> bool:
-        """Keep a picture that :meth:`get` did not find, if there is room."""
-        stamp = self._stamps.pop(index, None)
-        return stamp is not None and self.cache.put(index, array, stamp=stamp)
+    source, key = stored.source, ""
+    if folder is not None:  # what is found there was made elsewhere
+        versions = [_version(name) for name in _DECODERS]
+        how = f"{stored.options} {stored.depth} {versions}"
+        key = f"{source.digest()} {how} {source.variant()}"
+    return DecodedCache(len(source), nbytes, key=key, folder=folder)
 
 
 def _version(name: str) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sharedds.errors import SchemaError
+from sharedds.errors import OptionError, SchemaError
 from sharedds.order import (
     SampleKey,
     current_generator,
@@ -33,6 +33,7 @@ __all__ = [
     "keys_of_batch",
     "making_batch",
     "making_sample",
+    "same_view",
     "sample_generator",
     "sample_uniforms",
     "with_keys",
@@ -43,6 +44,7 @@ class _Hand(threading.local):
     """What each thread is making, the innermost."""
 
     scope: _Scope | None = None
+    same: same_view | None = None
 
 
 _hand = _Hand()
@@ -186,6 +188,50 @@ def with_keys(count: int) -> list[using_key | making_sample]:
     return [using_key(key) for key in keys]
 
 
+class same_view:  # noqa: N801
+    """While open, all pictures that this thread reads show the same part: an image and its mask.
+
+    The first one chooses, all others get its numbers; the same part comes of them for pictures of
+    the same height and width under views that choose alike. With ``load_batch`` picture ``i`` of
+    each batch gets those of picture ``i`` of the first. Nests; make a new one for each sample.
+
+    Raises:
+        OptionError: A view needs more or fewer numbers than the first one, or a batch has more or
+            fewer pictures; raised where it is read.
+
+    Example:
+        >>> with same_view():
+        ...     image, mask = images[index], masks[index]  # doctest: +SKIP
+    """
+
+    __slots__ = ("_drawn", "_outer")
+
+    def __enter__(self) -> None:
+        self._outer = _hand.same
+        self._drawn: npt.NDArray[np.float64] | None = None
+        _hand.same = self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        _hand.same = self._outer
+
+    def uniforms(self, rows: int, count: int) -> npt.NDArray[np.float64]:
+        """Return the numbers that the first view drew."""
+        if self._drawn is None:
+            self._drawn = _draw(rows, count, "view")
+        if self._drawn.shape != (rows, count):
+            first_rows, first_count = self._drawn.shape
+            raise OptionError(
+                f"same_view: {rows} at once of {count} random numbers each, after {first_rows} of "
+                f"{first_count}; views of one kind, and batches of one size, can show the same part"
+            )
+        return self._drawn
+
+
 def batch_uniforms(rows: int, count: int, purpose: str = "view") -> npt.NDArray[np.float64]:
     """Return numbers in [0, 1) for samples that are made at once, apart from their generators.
 
@@ -199,7 +245,15 @@ def batch_uniforms(rows: int, count: int, purpose: str = "view") -> npt.NDArray[
 
     Returns:
         (rows, count)
+
+    Raises:
+        OptionError: Inside :class:`same_view`, others were drawn before.
     """
+    same = _hand.same
+    return same.uniforms(rows, count) if same and purpose == "view" else _draw(rows, count, purpose)
+
+
+def _draw(rows: int, count: int, purpose: str) -> npt.NDArray[np.float64]:
     found = uniforms_in_hand(rows, count, purpose)
     if found is not None:
         return found

@@ -36,6 +36,9 @@ class ImageSource(Protocol):
     def digest(self) -> str:
         """Return what changes when names or labels do."""
 
+    def variant(self) -> str:
+        """Return what pixels depend on beside what is stored and :meth:`digest` covers."""
+
     def name(self, position: int) -> str:
         """Return the path of an image in the folder it came from, or its key."""
 
@@ -123,6 +126,10 @@ class StoreImages:
     def digest(self) -> str:
         """Return the digest of the content."""
         return self.store.digest
+
+    def variant(self) -> str:
+        """Return which orientation is undone: attributes say so, and no digest covers these."""
+        return f"upright={self._upright} oriented={self._oriented}"
 
     def name(self, position: int) -> str:
         """Return the key of an image."""
@@ -227,6 +234,10 @@ class FolderImages:
         """Return a hash of paths and labels; when the files were written makes no difference."""
         return self._digest
 
+    def variant(self) -> str:
+        """Return where the folder is: others may have files of the same names."""
+        return os.path.realpath(self.path)
+
     def name(self, position: int) -> str:
         """Return the key of an image."""
         return self._paths[position]
@@ -284,13 +295,16 @@ class FolderImages:
         return None
 
     def stamp(self, position: int) -> int:
-        """Return what changes when the file of an image is written anew."""
+        """Return what changes when the file of an image is written anew.
+
+        Also in place, with its size as it was and its time put back: for that there is ctime.
+        """
         try:
             info = os.stat(self._root + self._paths.bytes(position))
         except OSError:  # the read that follows says why
             return 0
-        facts = f"{info.st_dev} {info.st_ino} {info.st_size} {info.st_mtime_ns}"
-        return xxhash.xxh3_64_intdigest(facts.encode())
+        facts = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
+        return xxhash.xxh3_64_intdigest(str(facts).encode())
 
     def advise(self, positions: Sequence[int]) -> None:
         """Ask the system to fetch these images."""

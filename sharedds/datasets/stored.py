@@ -43,6 +43,7 @@ class Found:
         header: What its file says; None without a file.
         orientation: What to undo.
         pixels: The whole picture (H, W, C), upright, instead of a file.
+        stamp: What told its file from later ones, asked for before it was read.
     """
 
     position: int
@@ -51,15 +52,16 @@ class Found:
     header: ImageHeader | None = None
     orientation: int = 1
     pixels: Pixels | None = None
+    stamp: int = 0
 
 
 class PictureCache(Protocol):
     """Keeps whole pictures that were decoded: (H, W, C), upright."""
 
-    def get(self, index: int, /) -> Pixels | None:
-        """Return a picture, perhaps read-only, or None."""
+    def get(self, index: int, /, *, stamp: int) -> Pixels | None:
+        """Return a picture that was put with this stamp, perhaps read-only, or None."""
 
-    def put(self, index: int, array: Pixels, /) -> bool:
+    def put(self, index: int, array: Pixels, /, *, stamp: int) -> bool:
         """Keep a picture, if there is room."""
 
 
@@ -94,7 +96,11 @@ class StoredPictures:
         for position in range(min(len(self.source), _LOOKED_AT)):
             try:
                 stored = self.source.stored(position)
-                return 8 if isinstance(stored, np.ndarray) else probe(stored, max_pixels=None).bits
+                if isinstance(stored, np.ndarray):
+                    return 8
+                header = probe(stored, max_pixels=None)
+                # Signed numbers are widened when they are decoded, however few bits they have.
+                return 32 if header.mode in ("I", "F") else header.bits
             except SharedDSError:  # a bad file decides nothing; it is reported when it is read
                 continue
         return 8
@@ -109,9 +115,14 @@ class StoredPictures:
         Raises:
             DecodeError, SourceError, CorruptDataError: It cannot be read.
         """
-        pixels = self.cache.get(position) if self.cache is not None else None
-        if pixels is not None:
-            return Found(position, pixels.shape[:2], pixels=pixels)
+        stamp = 0
+        if self.cache is not None:
+            # Before the file is read: what is decoded may belong to an older one than is there
+            # when it is put. At worst it is decoded once more.
+            stamp = self.source.stamp(position)
+            pixels = self.cache.get(position, stamp=stamp)
+            if pixels is not None:
+                return Found(position, pixels.shape[:2], pixels=pixels)
         stored = self.source.stored(position)
         try:
             if isinstance(stored, np.ndarray):
@@ -123,7 +134,7 @@ class StoredPictures:
         turned = self.source.orientation(position) or header.orientation
         height, width = header.height, header.width
         size = (height, width) if turned < 5 else (width, height)
-        return Found(position, size, stored, header, turned)
+        return Found(position, size, stored, header, turned, stamp=stamp)
 
     def whole(self, found: Found) -> Pixels:
         """Return all of a picture, upright. Here, and nowhere else, is it decoded to be kept."""
@@ -131,7 +142,7 @@ class StoredPictures:
             return found.pixels
         pixels = self.decoded(found, orientation=found.orientation)
         if self.cache is not None:
-            self.cache.put(found.position, pixels)
+            self.cache.put(found.position, pixels, stamp=found.stamp)
         return pixels
 
     def decoded(

@@ -21,7 +21,7 @@ from sharedds.handles.mapped import MappedFile, Passing, map_file
 from sharedds.handles.process import ForkGate, MadeHere, Unforked, per_process, unsent
 from sharedds.handles.shared import SharedFile, anonymous_file
 from sharedds.handles.storage import absolute_path, free_bytes, storage_errors
-from sharedds.handles.writable import SharedCounts, WritableFile, lock_file
+from sharedds.handles.writable import SharedCounts, WritableFile, lock_file, unlock_file
 
 __all__ = [
     "ForkGate",
@@ -41,5 +41,6 @@ __all__ = [
     "per_process",
     "require_lmdb_path",
     "storage_errors",
+    "unlock_file",
     "unsent",
 ]

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import mmap
 import os
+import tempfile
 import time
 import weakref
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import psutil
 
 from sharedds.handles.process import ForkGate, per_process
 from sharedds.handles.shared import SharedFile, anonymous_file
+from sharedds.handles.storage import storage_errors
 
 fcntl: Any
 try:
@@ -22,18 +24,20 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-__all__ = ["SharedCounts", "WritableFile", "lock_file"]
+__all__ = ["SharedCounts", "WritableFile", "lock_file", "unlock_file"]
 
 _PAUSE = 0.0005
 _CLAIM_SECONDS = 0.2
 _ROWS = 512
 _WORD = 8
+_BLOCK = 512  # what ``st_blocks`` counts, whatever the file system has
 
 
 def lock_file(descriptor: int, seconds: float) -> bool:
     """Lock an open file or folder for whoever opened it; say whether that worked in time.
 
-    The lock ends when the descriptor is closed, or with its process, however that ends.
+    The lock ends when it is unlocked, or when the descriptor is closed in this process and in all
+    that were forked meanwhile, however these end.
 
     Args:
         descriptor: Opened by the caller for this lock alone: what opens it once shares the lock.
@@ -53,6 +57,13 @@ def lock_file(descriptor: int, seconds: float) -> bool:
             return False
         else:
             return True
+
+
+def unlock_file(descriptor: int) -> None:
+    """End a lock of :func:`lock_file`, also for children that were forked meanwhile."""
+    if fcntl is not None:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 class WritableFile(SharedFile):
@@ -90,6 +101,12 @@ class WritableFile(SharedFile):
     def is_whole(self) -> bool:
         """Whether nobody has cut it short; to touch what is gone would end the process."""
         return os.fstat(self._descriptor).st_size >= self.size
+
+    @property
+    def room_to_come(self) -> int:
+        """Bytes that it has no room for yet, and takes when they are written."""
+        info = os.fstat(self._descriptor)
+        return max(0, info.st_size - info.st_blocks * _BLOCK)
 
     def write(self, offset: int, data: Any) -> bool:
         """Write bytes; say whether there was room for all of them."""
@@ -130,6 +147,7 @@ class WritableFile(SharedFile):
             try:
                 yield lock_file(descriptor, seconds)
             finally:
+                unlock_file(descriptor)
                 os.close(descriptor)
 
     def _opened_again(self) -> int:
@@ -160,9 +178,13 @@ class SharedCounts(WritableFile):
 
     def __init__(self, columns: int, folder: str | None = None) -> None:
         self._columns = columns
-        file = anonymous_file(folder)
-        file.write(bytes(_ROWS * (columns + 1) * _WORD))
-        super().__init__(file)
+        nbytes = _ROWS * (columns + 1) * _WORD
+        with anonymous_file(folder) as file:
+            with storage_errors(folder or tempfile.gettempdir(), needed=lambda: nbytes):
+                rest = memoryview(bytes(nbytes))
+                while rest:  # past the buffer of the file, which would fail once more on its end
+                    rest = rest[os.write(file.fileno(), rest) :]
+            super().__init__(file)
 
     def __getstate__(self) -> Any:
         return self._columns, super().__getstate__()

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from sharedds.loader.conversion import Conversion
+from sharedds.loader.conversion import Conversion, self_moving
 from sharedds.loader.failures import Delivery
 from sharedds.workers.delivery import tensors_of
 
@@ -130,7 +130,7 @@ class Ahead:
         """Return what is handed out next, and the batch in it as it was loaded."""
         fetched = self._fetched
         while len(fetched) <= _AHEAD and not (fetched and fetched[-1].error):
-            fetched.append(self._fetch(fetch))
+            self._fetch(fetch)
         try:
             taken = self._hand_out(fetched[0])
         except Exception:
@@ -139,16 +139,22 @@ class Ahead:
         fetched.popleft()
         return taken
 
-    def _fetch(self, fetch: Fetch) -> _Fetched:
+    def _fetch(self, fetch: Fetch) -> None:
+        fetched, count = self._fetched, len(self._fetched)
         try:
-            return self._send(fetch())
+            fetched.append(_Fetched(fetch()))  # stays, to be moved at its turn, if Ctrl-C comes now
+            fetched[-1] = self._send(fetched[-1].data)
         except Exception as error:
             _set_aside(error)
-            return _Fetched(error=error)
+            if len(fetched) > count:
+                fetched.pop()
+            fetched.append(_Fetched(error=error))
 
     def _send(self, data: Any) -> _Fetched:
         batch = _batch_in(data)
         if not all(map(_waits_for_none, tensors_of(batch))):
+            return _Fetched(data)
+        if not all(map(_shows_tensors, self_moving(batch))):
             return _Fetched(data)
         with self._streams.beside() as side:
             moved = self._conversion(batch, self._streams.device)
@@ -176,6 +182,11 @@ class Ahead:
 def _waits_for_none(tensor: torch.Tensor) -> bool:
     """Whether any stream may work on a tensor at once: not if it was computed on a device."""
     return tensor.device.type == "cpu" and tensor.layout == torch.strided
+
+
+def _shows_tensors(part: Any) -> bool:
+    """Whether the memory of an object that moves itself can be kept: its tensors are found."""
+    return next(tensors_of(part), None) is not None
 
 
 def _set_aside(error: BaseException) -> None:

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import get_worker_info
-
 from sharedds.errors import WorkerError
 from sharedds.generators.seeding import GlobalSeeding
 from sharedds.loader.failures import Delivery, FailedSample, split_failures
@@ -88,10 +86,15 @@ class _Collate:
     """Collates what is left of a batch, and sends the failures along."""
 
     def __init__(
-        self, collate_fn: Callable[[Any], Any], batch_transform: BatchTransform | None
+        self,
+        collate_fn: Callable[[Any], Any],
+        batch_transform: BatchTransform | None,
+        *,
+        sends: bool,
     ) -> None:
         self.collate_fn = collate_fn
         self.batch_transform = batch_transform
+        self.sends = sends
 
     def __call__(self, read: Any) -> Any:
         asked = None
@@ -108,7 +111,7 @@ class _Collate:
             batch = self._collated(items if is_batch else items[0])
         if self.batch_transform is not None and asked is not None:
             batch = self.batch_transform(batch, asked)
-        if get_worker_info() is not None:
+        if self.sends:
             batch = deliverable(batch)
         return Delivery(batch, failures) if failures else batch
 
@@ -123,17 +126,23 @@ class _Collate:
 
 
 def collate_with_failures(
-    collate_fn: Callable[[Any], Any], batch_transform: BatchTransform | None = None
+    collate_fn: Callable[[Any], Any],
+    batch_transform: BatchTransform | None = None,
+    *,
+    sends: bool = False,
 ) -> Callable[[Any], Any]:
     """Wrap a ``collate_fn``: what failed travels with the batch, which fits where it has to go.
 
     The function returned takes a list of samples, or one sample, in which ``ErrorPolicy.failed``
     has left its records; or a :class:`WholeBatch`; or a :class:`KeyedBatch` of either. It returns
-    the batch, or a :class:`~sharedds.loader.failures.Delivery`, or, in a worker, an
-    :class:`~sharedds.workers.delivery.InlineBatch`. It can be pickled if both functions can.
+    the batch, or a :class:`~sharedds.loader.failures.Delivery`, or, where it is sent, what
+    :func:`~sharedds.workers.delivery.deliverable` makes of it. It can be pickled if both functions
+    can.
 
     Args:
         collate_fn: Makes a batch of samples.
         batch_transform: Changes the batch.
+        sends: Whether batches are made in a worker process, for its trainer. A loader without
+            workers of its own that is iterated in such a process hands out batches as they are.
     """
-    return _Collate(collate_fn, batch_transform)
+    return _Collate(collate_fn, batch_transform, sends=sends)

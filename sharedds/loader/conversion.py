@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from sharedds.errors import OptionError
 from sharedds.handles import unsent
 
-__all__ = ["Conversion"]
+__all__ = ["Conversion", "self_moving"]
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 #: Of whole numbers, what stands for 1.0. Other whole numbers are no pictures.
@@ -119,7 +119,7 @@ class Conversion:
             return self._tensor(part, device, name, chosen)
         if isinstance(part, Mapping):
             return self._container(part, device, name, chosen)
-        if hasattr(part, "pin_memory") and hasattr(part, "to"):
+        if _moves_itself(part):
             return part.to(device)
         if isinstance(part, tuple | list):
             return self._container(part, device, name, chosen)
@@ -179,11 +179,13 @@ class Conversion:
                 f"{self._channels}): give one value for each, or one for all; if that is no "
                 "picture, name the entries of the batch that are, with only="
             )
-        if (top := _TOPS.get(tensor.dtype)) and not all(0 <= mean <= 1 for mean in self.mean or ()):
-            raise OptionError(
-                f"mean={_shown(self.mean or ())}, but {what}, and mean and std are those of values "
-                f"from 0 to 1: divide both by {top:.0f} if they are of whole numbers"
-            )
+        top = _TOPS.get(tensor.dtype)
+        for option, values in (("mean", self.mean or ()), ("std", self.std or ())):
+            if top and not all(0 <= value <= 1 for value in values):
+                raise OptionError(
+                    f"{option}={_shown(values)}, but {what}, and mean and std are those of values "
+                    f"from 0 to 1: divide both by {top:.0f} if they are of whole numbers"
+                )
 
     def _converted(self, tensor: torch.Tensor) -> torch.Tensor:
         """Compute the formula on the device where the tensor is."""
@@ -223,6 +225,23 @@ class Conversion:
 
 
 # --- containers ----------------------------------------------------------------------------------
+
+
+def self_moving(part: Any) -> Iterator[Any]:
+    """Yield the objects in a batch that move themselves, however deep in containers."""
+    if isinstance(part, Mapping):
+        for value in part.values():
+            yield from self_moving(value)
+    elif _moves_itself(part):
+        if not isinstance(part, torch.Tensor):
+            yield part
+    elif isinstance(part, tuple | list):
+        for value in part:
+            yield from self_moving(value)
+
+
+def _moves_itself(part: Any) -> bool:
+    return hasattr(part, "pin_memory") and hasattr(part, "to")
 
 
 def _entries(part: Any) -> list[tuple[tuple[Any, ...], Any]]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from sharedds.errors import WorkerError
 from sharedds.handles import MadeHere
 from sharedds.loader.at_exit import end_at_exit, join_threads
 
@@ -38,9 +39,19 @@ class Crew:
         """Whether the threads are of this process, and none was left behind by Ctrl-C."""
         return bool(self._here) and not self._threads.stopping
 
-    def join(self) -> None:
-        """Wait until the other threads have ended, once they were told to."""
-        join_threads(self._threads.threads)
+    def join(self, timeout: float) -> None:
+        """Wait until the other threads have ended, once they were told to.
+
+        Raises:
+            WorkerError: One has not within ``timeout`` seconds.
+        """
+        join_threads(self._threads.threads, timeout)
+        stuck = [thread.name for thread in self._threads.threads if thread.is_alive()]
+        if stuck:
+            raise WorkerError(
+                f"{', '.join(stuck)} still makes a sample of a loop that was broken off "
+                f"{timeout:g} s ago; see what it waits for, or build the loader anew"
+            )
 
     def run(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
         """Do all of them at the same time, and return what they return, in their order.

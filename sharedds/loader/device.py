@@ -62,21 +62,26 @@ def _there_is() -> str:
 # --- streams -------------------------------------------------------------------------------------
 
 
+def _with_number(device: torch.device) -> torch.device:
+    """The device itself; without a number, the current one of this thread."""
+    index: Any = device.index  # None without a number, whatever the stubs say
+    if index is None:
+        index = torch.accelerator.current_device_index()
+    return torch.device(device.type, index)
+
+
 class SideStream:
     """The streams of torch's accelerator, and one beside them.
 
-    It serves all loops over a loader: memory belongs to the stream for which it was allocated, so
-    a new stream for each epoch would take memory of its own.
+    It serves all loops over a loader on this device: memory belongs to the stream for which it was
+    allocated, so a new stream for each epoch would take memory of its own.
 
     Args:
         device: Where; without a number, the current one.
     """
 
     def __init__(self, device: torch.device) -> None:
-        index: Any = device.index  # None without a number, whatever the stubs say
-        if index is None:
-            index = torch.accelerator.current_device_index()
-        self._device = torch.device(device.type, index)
+        self._device = _with_number(device)
         self._side = torch.Stream(self._device)
 
     @property
@@ -173,8 +178,10 @@ class DeviceLoader:
         return _Loop(functools.partial(self._loader._begin, self._stage))
 
     def _stage(self) -> Stage:
-        if self._streams is None and self.device.type in _WITH_STREAMS:
-            self._streams = SideStream(self.device)
+        if self.device.type in _WITH_STREAMS:
+            here = _with_number(self.device)
+            if self._streams is None or self._streams.device != here:
+                self._streams = SideStream(here)
         if self._streams is None:
             return AtOnce(self._conversion, self.device)
         return Ahead(self._conversion, self._streams)

@@ -30,6 +30,8 @@ __all__ = ["PartReaders"]
 
 #: So many batches are watched for draws that go past the threads' own generators.
 _WATCHED = 4
+#: Seconds to wait for threads of a loop that was broken off.
+_PATIENCE = 60.0
 
 
 class PartReaders:
@@ -68,7 +70,7 @@ class PartReaders:
     def read(self, batch: Batch) -> list[Any]:
         """Return the samples of a batch, in its order; records stand for those that failed."""
         if not self._crew.is_here:
-            self._crew.join()  # those before may still work with these readers
+            self._crew.join(_PATIENCE)  # those before may still work with these readers
             self._gather()
         bounds = ranges(len(batch), self._crew.count)
         indices = batch.indices.tolist()

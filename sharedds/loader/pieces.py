@@ -69,7 +69,13 @@ class WholeMaker:
         tasks = [
             functools.partial(self._part, indices[own], keys[own], memory.of(own)) for own in bounds
         ]
-        return _joined(crew.run(tasks), bounds, memory)
+        try:
+            parts = crew.run(tasks)
+        except Exception:
+            if memory.is_uneven:  # which the dataset may have wrapped in an error of its own
+                raise _UnevenError from None
+            raise
+        return _joined(parts, bounds, memory)
 
     def _part(self, indices: Sequence[int], keys: Sequence[SampleKey], empty: Empty) -> Any:
         with using_keys(keys):
@@ -89,6 +95,7 @@ class _Memory:
         self._lock = threading.Lock()
         self._asked: list[tuple[Any, ...]] = []
         self.tensors: list[torch.Tensor] = []
+        self.is_uneven = False
 
     def of(self, own: slice) -> Empty:
         """Return the function that one part asks for memory; all ask in the same order."""
@@ -98,7 +105,8 @@ class _Memory:
             shape: tuple[int, ...], dtype: torch.dtype, *, channels_last: bool = False
         ) -> torch.Tensor:
             if not shape or shape[0] != own.stop - own.start:  # not for the samples
-                return torch.empty(shape, dtype=dtype)
+                layout = torch.channels_last if channels_last else torch.contiguous_format
+                return torch.empty(shape, dtype=dtype, memory_format=layout)
             rest = tuple(shape[1:])
             return self._whole(next(numbers), rest, dtype, channels_last=channels_last)[own]
 
@@ -114,6 +122,7 @@ class _Memory:
                 self.tensors.append(self._empty(shape, dtype, channels_last=channels_last))
                 self._asked.append(asked)
             if self._asked[number] != asked:
+                self.is_uneven = True
                 raise _UnevenError
             return self.tensors[number]
 

@@ -187,8 +187,8 @@ class Planned:
 
     Attributes:
         plan: What a loader begins with.
-        sized: Returns the plan for batches of so many bytes, of which it changes nothing but the
-            number in advance; None where that was asked for, or the size is known.
+        sized: Returns the plan for samples of so many bytes, of which it changes nothing but the
+            number of batches in advance; None where that was asked for, or the size is known.
     """
 
     plan: LoaderPlan

@@ -347,11 +347,11 @@ class PlannedLoader(DataLoader[T]):
         limit = self._most_in_flight
         return InFlight(most if limit is None else min(most, limit), self.num_workers)
 
-    def _take_size(self, batch_bytes: int, flight: InFlight) -> None:
-        """Make as many batches in advance as suit the size of the first one."""
+    def _take_size(self, sample_bytes: int, flight: InFlight) -> None:
+        """Make as many batches in advance as suit the samples of the first one."""
         if self._sized is None:
             return
-        self.plan, self._sized = self._sized(batch_bytes), None
+        self.plan, self._sized = self._sized(sample_bytes), None
         self.prefetch_factor = self.plan.prefetch_factor
         flight.most = flight.allowed = self._in_flight().most
 
@@ -371,17 +371,39 @@ class PlannedLoader(DataLoader[T]):
         if self.plan.engine == "thread":
             return ThreadIterator(_View(self, flight))
         loans = None
-        if self._keeps_buffers:
+        if self._keeps_buffers and self._has_room_for_buffers():
             ahead = MOST_PREFETCH if self._sized is not None else self.prefetch_factor or 1
             loans = new_loans(self.num_workers, ahead=ahead)
-        return ProcessIterator(_View(self, flight, loans))
+        return ProcessIterator(_View(self, flight, loans, sends=True))
+
+    def _has_room_for_buffers(self) -> bool:
+        """Whether idle buffers, and batches that wait in some unseen, cannot exceed a budget."""
+        budget, estimate = self.plan.max_memory, self.plan.estimate
+        if budget is None:
+            return True
+        if estimate is None or self._is_tight():
+            return False
+        return budget - estimate.total >= 2 * estimate.in_flight
+
+    def _is_tight(self) -> bool:
+        """Whether a budget leaves no room for memory that processes keep to use it again."""
+        plan = self.plan
+        if plan.max_memory is None:
+            return False
+        planned = plan.estimate.total if plan.estimate is not None else None
+        return is_tight(plan.max_memory, planned, plan.num_workers)
 
 
 class _View:
     """A loader as torch's iterators shall see it: with our reader and our batches."""
 
     def __init__(
-        self, loader: PlannedLoader[Any], in_flight: InFlight, loans: Loans | None = None
+        self,
+        loader: PlannedLoader[Any],
+        in_flight: InFlight,
+        loans: Loans | None = None,
+        *,
+        sends: bool = False,
     ) -> None:
         self._loader = loader
         self.in_flight = in_flight
@@ -390,6 +412,7 @@ class _View:
         self.collate_fn = collate_with_failures(
             loader.collate_fn,
             BatchTransform(transform, loader._seeding) if transform is not None else None,
+            sends=sends,
         )
         self.dataset = SampleReader(
             loader.dataset,
@@ -399,16 +422,15 @@ class _View:
             pool=loader._stream.source.pool,
             is_whole=loader.batch_size is not None and loader.collate_fn is default_collate,
             threads=loader.plan.threads_per_worker,
+            sends=sends,
         )
         self.policy = loader._ledger.policy
         self.seeding = loader._seeding
         start: Any = loader.worker_init_fn
         plan = loader.plan
         self.dataset.read_ahead = plan.read_ahead
-        if plan.max_memory is not None and plan.engine == "process":
-            planned = plan.estimate.total if plan.estimate is not None else None
-            if is_tight(plan.max_memory, planned, plan.num_workers):
-                start = LeanStart(start)
+        if plan.engine == "process" and loader._is_tight():
+            start = LeanStart(start)
         self.worker_init_fn = WorkerStart(start, loans)
         self._index_sampler = loader._stream
 

@@ -138,6 +138,8 @@ def measure_samples(
         )
     is_batched = asked.batch_size is not None
     collate: Any = asked.collate_fn or (default_collate if is_batched else default_convert)
+    if asked.batch_transform is not None:
+        collate = _Changed(collate, asked.batch_transform)
     reader = SampleReader(
         asked.dataset,
         seeding=seeding if seeding is not None else GlobalSeeding("sample"),
@@ -154,6 +156,18 @@ def measure_samples(
         init_fn=WorkerStart(asked.worker_init_fn),
         is_batched=is_batched,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Changed:
+    """Collates, then changes the batch: what is measured is what is sent."""
+
+    collate: Callable[[Any], Any]
+    change: Callable[[Any], Any]
+
+    def __call__(self, samples: Any) -> Any:
+        """Return the batch."""
+        return self.change(self.collate(samples))
 
 
 def spread(count: int, most: int) -> list[int]:
@@ -259,11 +273,10 @@ def _with_size(
     request: LoaderRequest,
     facts: LoaderFacts,
     known: DatasetFacts,
-    batch_bytes: int,
+    sample_bytes: int,
 ) -> LoaderPlan:
-    """The plan with as many batches in advance as suit the size of the first one."""
-    size = max(1, batch_bytes // (known.batch_size or 1))
-    known = replace(known, sample_bytes=size, source="of the first batch")
+    """The plan with as many batches in advance as suit the samples of the first one."""
+    known = replace(known, sample_bytes=max(1, sample_bytes), source="of the first batch")
     try:
         better = make_plan(replace(request, num_workers=plan.num_workers), facts, known)
     except OptionError:  # too little room for what runs already: it stays as it is
@@ -285,6 +298,8 @@ def _with_batches(known: DatasetFacts, asked: Arguments) -> DatasetFacts:
         and (asked.collate_fn is None or asked.collate_fn is default_collate)
         and batch_maker(asked.dataset) is not None
     )
+    if asked.batch_transform is not None:  # what comes out of it has a size of its own
+        known = replace(known, sample_bytes=None, largest_sample_bytes=None)
     return replace(
         known,
         makes_batches=is_whole,

@@ -57,7 +57,8 @@ class LoaderPass(Iterator[Any]):
     Attributes:
         is_over: Whether the last batch was handed out.
         is_broken: Whether nothing more comes, since the workers have ended before the last batch.
-        on_first: Called once, with the bytes of the first batch and the batches in flight.
+        on_first: Called once, with the bytes of a sample of the first batch and the batches in
+            flight.
     """
 
     def __init__(
@@ -138,7 +139,9 @@ class LoaderPass(Iterator[Any]):
             self._begun.handed(self._ledger.count_of(self._begun.epoch))
         self._counters.note(batch if self._stage is None else loaded, asked)
         if self.on_first is not None:
-            self.on_first(self._counters.largest, self._flight)
+            left_out = sum(failed.replacement is None for failed in self._ledger.failures)
+            samples = max(1, self._begun.samples - left_out)
+            self.on_first(self._counters.largest // samples, self._flight)
             self.on_first = None
         if self._guard is not None:
             self._flight.handed += 1

@@ -11,6 +11,8 @@ one. Else samples are made one by one, or by ``__getitems__`` where that is bett
 from __future__ import annotations
 
 import contextlib
+import reprlib
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -68,6 +70,7 @@ class SampleReader(Dataset[Any]):
         pool: A replacement for a sample is one of so many; 0 takes it from the same batch.
         is_whole: Whether the dataset may make whole batches: they are collated as torch does.
         threads: So many make the samples of one batch.
+        sends: Whether batches are made in a worker process, for its trainer.
 
     Attributes:
         read_ahead: So many samples of a batch are advised before they are read; None for all.
@@ -85,6 +88,7 @@ class SampleReader(Dataset[Any]):
         pool: int = 0,
         is_whole: bool = False,
         threads: int = 1,
+        sends: bool = False,
     ) -> None:
         self.dataset = dataset
         self.seeding = seeding
@@ -93,6 +97,7 @@ class SampleReader(Dataset[Any]):
         self.pool = pool
         self.is_whole = is_whole
         self.threads = threads
+        self.sends = sends
         self.read_ahead: int | None = None
         self.memory: SpareMemory | None = None
         self.own: ThreadGenerators | None = None
@@ -217,11 +222,15 @@ class SampleReader(Dataset[Any]):
             with self._stirred():
                 found = self._read_one_by_one(batch)
             if not has_failures(found):  # none by itself: the fault is in making them together
-                name = type(self.dataset).__name__
-                error.add_note(
-                    f"while {name} made a whole batch; each of its samples can be loaded"
+                text = (
+                    f"while {type(self.dataset).__name__} made a whole batch of the samples "
+                    f"{reprlib.repr(self._indices)} of epoch {batch.epoch}; each of them can be "
+                    "loaded by itself"
                 )
-                raise
+                if self.policy.raises:
+                    error.add_note(text)
+                    raise
+                warnings.warn(f"{type(error).__name__}: {error}, {text}", stacklevel=2)
             return found
 
     def _read_one_by_one(self, batch: Batch) -> list[Any]:
@@ -348,7 +357,7 @@ class SampleReader(Dataset[Any]):
             self._parts = PartReaders(self, self.threads)
 
     def _memory_for_batches(self) -> Empty:
-        if get_worker_info() is not None:
+        if self.sends:
             return empty_shared
         if self.memory is None:
             self.memory = SpareMemory(lambda: _SPARE)

@@ -27,7 +27,8 @@ _WAITING = 8 << 20  # handed over and not written yet
 class WriteBehind:
     """What waits to be put in an unfinished store, and the thread that puts it there.
 
-    What the thread met (no room, an error of the disk) is raised by the next call.
+    What the thread met first (no room, an error of the disk) ends its work. The next call that
+    waits raises it, and so does every later one.
 
     Args:
         partial: The unfinished store; nobody else may use it until :meth:`finish` has returned.
@@ -41,7 +42,7 @@ class WriteBehind:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sharedds-write")
         self._tasks: deque[tuple[Future[None], int]] = deque()
         self._waiting = 0
-        self._failed = False
+        self._error: BaseException | None = None  # what the thread met first
 
     def put_chunk(self, key: bytes, data: Any) -> None:
         """Put a chunk; keys must rise."""
@@ -86,13 +87,13 @@ class WriteBehind:
         self._waiting += size
 
     def _run(self, task: Callable[[], None]) -> None:
-        if self._failed:  # to write what came after it would leave a hole
-            return
+        if self._error is not None:  # to write what came after it would leave a hole
+            raise self._error
         try:
             with self._partial.gate:
                 task()
-        except BaseException:
-            self._failed = True
+        except BaseException as error:
+            self._error = error
             raise
 
     def _wait(self) -> None:

@@ -159,10 +159,21 @@ class StoreWriter:
         return self._samples
 
     def keys(self) -> Iterator[bytes]:
-        """Return the keys of the samples of the last commit, in order: what a resumed run did."""
+        """Return the keys of the samples of the last commit, in order: what a resumed run did.
+
+        Raises:
+            StorageFullError: No room for samples that are written behind. The writer is closed.
+            StoreError: The writer is closed, or was made by another process.
+        """
         self._require_home()
-        self._behind.drain()
-        return self._log.strings("@key")
+        with self._lock:
+            self._require_open()
+            try:
+                self._behind.drain()
+            except BaseException:
+                self.abort()
+                raise
+            return self._log.strings("@key")
 
     # --- one sample ---
 
@@ -185,8 +196,7 @@ class StoreWriter:
         """
         self._require_home()
         with self._lock:
-            if self._closed:
-                raise StoreError(f"{self.path}: the writer is closed", path=self.path)
+            self._require_open()
             self._add(sample, key)
 
     def _require_home(self) -> None:
@@ -197,17 +207,29 @@ class StoreWriter:
                 path=self.path,
             )
 
+    def _require_open(self) -> None:
+        if self._closed:
+            raise StoreError(f"{self.path}: the writer is closed", path=self.path)
+
     def _add(self, sample: Mapping[str, Any], key: Any) -> None:
         prepared = self._preparer.prepare(self._samples, sample, key)
         try:
-            entries, counts = self._write_chunks(prepared)
-            self._accept(prepared, entries, counts)
-        except _RefusedError as refused:
-            self._behind.drop_from(self._samples, CHUNK_KEY.pack(self._samples, 0, 0, 0))
-            raise refused.error from refused.error.__cause__
+            refusal = self._write(prepared)
         except BaseException:
             self.abort()
             raise
+        if refusal is not None:
+            raise refusal
+
+    def _write(self, prepared: Sample) -> SharedDSError | None:
+        """Write a sample; return why it was refused, after all of it has been taken back."""
+        try:
+            records, counts = self._write_chunks(prepared)
+        except _RefusedError as refused:
+            self._behind.drop_from(self._samples, CHUNK_KEY.pack(self._samples, 0, 0, 0))
+            return refused.error
+        self._accept(prepared, records, counts)
+        return None
 
     def _write_chunks(self, prepared: Sample) -> tuple[bytearray, list[int]]:
         """Put the chunks of a sample; return their records and how many each field has."""
@@ -270,6 +292,7 @@ class StoreWriter:
         Raises:
             SchemaError: Two samples have the same key; nothing is published.
             StorageFullError: No room; with ``resume`` what is done is kept.
+            StoreError: Not all that was added is written; nothing is published.
             StoreExistsError: Another file took the name meanwhile.
         """
         if self._home:  # asked first: in a child the lock may be held for ever
@@ -290,6 +313,7 @@ class StoreWriter:
                 self._put_wide(spec.name, self._samples // rows_per_segment(spec.row_bytes))
             self._behind.commit(samples=self._samples, entries=self._entries)
             self._behind.finish()
+            self._require_whole()
             with self._partial.gate:  # a transaction stays open from one step to the next
                 seal(
                     self._partial,
@@ -307,6 +331,17 @@ class StoreWriter:
             self._behind.stop()
             self._partial.leave()
             raise
+
+    def _require_whole(self) -> None:
+        """Refuse to publish a store that lacks samples, whatever became of them."""
+        done = self._partial.progress
+        if (done.samples, done.entries) != (self._samples, self._entries):
+            raise StoreError(
+                f"{self.path}: {self._samples:,} samples with {self._entries:,} chunks were added, "
+                f"but {done.samples:,} with {done.entries:,} are written; nothing was published, "
+                "write it again",
+                path=self.path,
+            )
 
     def _described(self, spec: FieldSpec) -> FieldSpec:
         if spec.kind != "ragged" or spec.dtype:

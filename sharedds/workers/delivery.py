@@ -27,7 +27,7 @@ from sharedds.host.shared import SHARED_MEMORY, SharedMemoryRoom, shared_memory_
 from sharedds.host.system import megabytes
 from sharedds.workers.buffers import SMALL, by_descriptor, shared_memory_of_worker
 from sharedds.workers.lending import Buffers, Sending
-from sharedds.workers.mapped import in_buffer, opened
+from sharedds.workers.mapped import Notice, in_buffer, opened
 from sharedds.workers.segments import address_of
 
 __all__ = [
@@ -124,6 +124,9 @@ def deliverable(batch: Any) -> Any:
             data = pickle.dumps(batch, protocol=pickle.HIGHEST_PROTOCOL)
             return InlineBatch(data, needed, shared_memory_room())
     has_news = buffers is not None and buffers.has_news
+    # With `is_used` alone a buffer was taken and no tensor was found in it: one may hide where only
+    # pickling looks. That is done here, not at some moment by the queue's thread, so that the next
+    # batch finds the buffer free.
     if len(large) == len(tensors) and not (sent or is_used or has_news):
         return batch
     pickled = _pickled(batch, sent)
@@ -176,12 +179,12 @@ class _Pickled:
     """Becomes the batch by being sent."""
 
     data: bytes
-    notice: tuple[str, int, tuple[int, ...]] | None = None
+    notice: Notice | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.notice is None:
             return pickle.loads, (self.data,)
-        return opened, (*self.notice, self.data)
+        return opened, (self.notice, self.data)
 
 
 class _Bytes:

@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from multiprocessing.reduction import DupFd
+from multiprocessing import reduction
 from typing import Any, BinaryIO
 
 import torch
@@ -23,7 +23,7 @@ from sharedds.handles import MadeHere, Unforked
 from sharedds.host.descriptors import open_files_limit
 from sharedds.host.shared import SharedMemoryRoom, shared_memory_room
 from sharedds.workers.loans import FREE, LENT, LOST, SLOTS, Loans
-from sharedds.workers.mapped import arrived
+from sharedds.workers.mapped import Notice, arrived
 from sharedds.workers.segments import Bytes, Segment, new_segment, storage_over
 
 __all__ = ["Buffers", "Sending", "has_room"]
@@ -86,18 +86,25 @@ class Sending:
         loans: The table.
         worker: The number of this worker.
         buffer: Where the tensors lie.
+
+    Attributes:
+        buffer: As given.
+        is_pickled: Whether it is in the message: a batch may leave out tensors that it has.
     """
 
-    __slots__ = ("_loans", "_worker", "buffer")
+    __slots__ = ("_loans", "_worker", "buffer", "is_pickled")
 
     def __init__(self, loans: Loans, worker: int, buffer: _Buffer) -> None:
         self._loans = loans
         self._worker = worker
         self.buffer = buffer
+        self.is_pickled = False
 
     def __reduce__(self) -> tuple[Any, ...]:
+        self.is_pickled = True
         buffer = self.buffer
-        file = None if buffer.file is None else DupFd(buffer.file.fileno())
+        # Looked up here: on Windows, where no buffers are kept, there is no DupFd.
+        file = None if buffer.file is None else reduction.DupFd(buffer.file.fileno())
         where = (self._loans.name, self._worker, buffer.slot)
         return arrived, (*where, buffer.size, buffer.nbytes, file)
 
@@ -146,12 +153,18 @@ class Buffers:
             if not self._looks:
                 self._look()
             if not self._is_keeping:
+                self._give_back_idle()  # room for what is made instead
                 return None
             buffer = self._fitting(size)
-            if buffer is None and self._looks == 1:  # some may have come back since
+            # A batch looks when it begins; what came back since spares it a new buffer.
+            if buffer is None and self._looks == 1:
                 self._look()
                 buffer = self._fitting(size)
-            if buffer is None and (buffer := self._new(size)) is None:
+            if buffer is None:
+                buffer = self._new(size)
+            if buffer is None and self._give_back_idle():
+                buffer = self._new(size)
+            if buffer is None:
                 return None
             buffer.size, buffer.since = size, self._batch
             buffer.is_idle = buffer.is_sent = False
@@ -183,8 +196,7 @@ class Buffers:
                 age = self._batch - buffer.since
                 if buffer.is_idle:
                     if age > self._patience or not self._is_keeping:
-                        buffer.segment.clear()
-                        self._forget(buffer)
+                        self._give_back(buffer)
                 elif age > (self._patience if self._is_keeping else 0):
                     self._forget(buffer)  # it goes with whoever holds it
             is_used, self._is_used = self._is_used, False
@@ -197,9 +209,7 @@ class Buffers:
         with self._lock:
             self._look()
             self._looks = 0
-            for buffer in self._idle:
-                buffer.segment.clear()
-                self._forget(buffer)
+            self._give_back_idle()
 
     def rest_when_idle(self) -> None:
         """Rest whenever no batch was made for a while; for a thread of its own, never returns."""
@@ -214,21 +224,22 @@ class Buffers:
         """Whether the trainer should let go of buffers."""
         return bool(self._let_go)
 
-    def lend(self, sent: Iterable[Sending]) -> tuple[str, int, tuple[int, ...]]:
-        """Note that a message goes out: until all of this came back nothing is written there.
+    def lend(self, sent: Iterable[Sending]) -> Notice:
+        """Note that a message goes out: until what is in it came back nothing is written there.
 
         Returns:
-            What the trainer must know before it opens the message: the name of the table, this
-            worker, and the buffers that it should let go of as well.
+            What the trainer must know before it opens the message.
         """
         with self._lock:
             for sending in sent:
+                if not sending.is_pickled:  # it would never come back
+                    continue
                 buffer = sending.buffer
                 self._row[buffer.slot] = LENT
                 buffer.is_sent = True
                 buffer.close()
             let_go, self._let_go = self._let_go, []
-            return self._loans.name, self._worker, tuple(let_go)
+            return Notice(self._loans.name, self._worker, tuple(let_go))
 
     # --- below the lock
 
@@ -269,6 +280,17 @@ class Buffers:
         segment, file = made
         buffer = self._buffers[segment.address] = _Buffer(segment, slot, file)
         return buffer
+
+    def _give_back_idle(self) -> bool:
+        """Give back all that lies idle; whether there was any."""
+        idle, self._idle = self._idle, []
+        for buffer in idle:
+            self._give_back(buffer)
+        return bool(idle)
+
+    def _give_back(self, buffer: _Buffer) -> None:
+        buffer.segment.clear()
+        self._forget(buffer)
 
     def _forget(self, buffer: _Buffer) -> None:
         buffer.close()

@@ -1,12 +1,20 @@
 """Which buffers of workers are lent to the trainer: one byte for each, which both can see.
 
-A worker writes ``LENT`` before it sends a batch that lies in a buffer. The trainer writes ``FREE``
-when the last tensor over it is gone there, at whatever moment and in whatever thread that happens.
-Only then does the worker write into the buffer again: exactly when the memory of the tensor would
-have been given back to the system otherwise. So nobody sees more than without buffers.
+====== ============= ======== ====================================================================
+byte   the buffer is written  when
+====== ============= ======== ====================================================================
+FREE   idle          worker   it is made; nobody can see it
+FREE   taken         -        the worker writes a batch into it, which it sees itself
+LENT   lent          worker   the batch is pickled, before it is sent
+FREE   idle again    trainer  the last tensor over it is gone, at any moment and in any thread
+LOST   nobody's      trainer  the same, but the trainer has forked since: the worker lets go of it
+====== ============= ======== ====================================================================
 
-A process forked from the trainer maps what its parent maps, and may look at it for ever. What was
-lent before a fork is ``LOST``: the worker lets go of it, and it goes with its last user.
+What the worker itself still sees is not idle either, though its byte says so: it watches that by a
+weak reference of its own. So it writes into a buffer exactly when the memory of the tensor would
+have been given back to the system otherwise, and nobody sees more than without buffers. A process
+forked from the trainer maps what its parent maps, and may look at it for ever: memory that is lost
+goes with its last user.
 """
 
 from __future__ import annotations
@@ -84,7 +92,9 @@ class Loans:
 
 
 def _come_back(row: Bytes, slot: int, here: MadeHere, unforked: Unforked) -> None:
-    # Called at any moment, in the middle of anything: no lock, one byte.
+    # Called at any moment, in the middle of anything: no lock, one byte. A Ctrl-C that arrives just
+    # here is reported and ends nothing, and the byte stays: the slot is lent for good, which costs
+    # one of many, and the worker lets go of the buffer after a while. No memory is used too early.
     if here:
         row[slot] = FREE if unforked else LOST
 

@@ -6,6 +6,7 @@ import os
 import pickle
 import weakref
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,10 +14,25 @@ import torch
 from sharedds.workers.loans import Loans
 from sharedds.workers.segments import Segment, address_of, storage_over
 
-__all__ = ["MappedBuffers", "arrived", "in_buffer", "opened"]
+__all__ = ["MappedBuffers", "Notice", "arrived", "in_buffer", "opened"]
 
 #: By the name of the table: what is sent says in which one it lies.
 _mapped: weakref.WeakValueDictionary[str, MappedBuffers] = weakref.WeakValueDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What the trainer must know before it opens a message of a worker.
+
+    Attributes:
+        table: The name of the table of the worker's buffers.
+        worker: Its number.
+        let_go: Buffers that it had let go of before.
+    """
+
+    table: str
+    worker: int
+    let_go: tuple[int, ...]
 
 
 class MappedBuffers:
@@ -74,17 +90,10 @@ class MappedBuffers:
         return any(segment.address == address for segment in tuple(self._segments.values()))
 
 
-def opened(name: str, worker: int, let_go: tuple[int, ...], data: bytes) -> Any:
-    """Return a batch that a worker has pickled.
-
-    Args:
-        name: The table of the worker's buffers.
-        worker: Its number.
-        let_go: Buffers that it had let go of before.
-        data: The batch.
-    """
-    if let_go:
-        _mapped[name].forget(worker, let_go)
+def opened(notice: Notice, data: bytes) -> Any:
+    """Return a batch that a worker has pickled."""
+    if notice.let_go:
+        _mapped[notice.table].forget(notice.worker, notice.let_go)
     return pickle.loads(data)  # noqa: S301 - from our own worker process
 
 

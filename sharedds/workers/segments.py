@@ -2,6 +2,11 @@
 
 What is lent lies over an array of its own. When the last tensor, view or array over that is gone,
 wherever it was kept, the array goes too, which a weak reference tells.
+
+torch may give a storage other memory in place: ``share_memory_`` does, and so does sending a tensor
+through a queue, in the queue's thread. Arrays that were made before, and whoever computes at that
+moment, go on looking at the old memory. All of them hold the storage, so the storage holds the
+array twice: as its memory, and as an attribute that stays when the memory is exchanged.
 """
 
 from __future__ import annotations
@@ -73,8 +78,11 @@ def new_segment(nbytes: int) -> tuple[Segment, BinaryIO] | None:
 
 
 def storage_over(lent: Bytes) -> torch.UntypedStorage:
-    """Return the array as memory of tensors, which keeps it."""
-    return torch.from_numpy(lent).untyped_storage()
+    """Return the array as memory of tensors, which keeps it, whatever memory they get later."""
+    storage = torch.from_numpy(lent).untyped_storage()
+    # torch keeps the Python object, and what it holds, as long as any tensor uses the storage.
+    storage._lent = lent  # type: ignore[attr-defined]
+    return storage
 
 
 def address_of(tensor: Any) -> int:
