@@ -15,7 +15,7 @@ import numpy.typing as npt
 from sharedds.cache import DecodedCache
 from sharedds.cache.layout import Record
 
-__all__ = ["PublishedFirst", "fill", "hammer", "made", "wrong_in"]
+__all__ = ["PublishedFirst", "fill", "fill_all", "hammer", "made", "wrong_in"]
 
 
 def made(number: int) -> npt.NDArray[np.uint8]:
@@ -38,6 +38,13 @@ def fill(cache: DecodedCache, count: int, seed: int) -> int:
     """Put all samples in an order of one's own, and return how many are kept."""
     order = random.Random(seed).sample(range(count), count)
     return sum(cache.put(number, made(number)) for number in order)
+
+
+def fill_all(cache: DecodedCache, count: int, seed: int) -> None:
+    """In a process of its own: put all samples, and end with an error if one is not kept."""
+    kept = fill(cache, count, seed)
+    if kept != count:
+        raise SystemExit(f"{kept} of {count} samples are kept")
 
 
 def hammer(cache: DecodedCache, count: int, seed: int, *, ready: int) -> None:

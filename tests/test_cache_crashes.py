@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cache_writers import PublishedFirst, fill, hammer, made, wrong_in
+from cache_writers import PublishedFirst, fill, fill_all, hammer, made, wrong_in
 from processes import METHODS
 
 from sharedds.cache import DecodedCache
@@ -122,9 +122,12 @@ def test_processes_that_put_the_same_samples_at_once(method: str) -> None:
     """However they were started: each sees right samples, and all are kept."""
     kept = DecodedCache(COUNT, 20_000_000, key="x")
     context: Any = multiprocessing.get_context(method)
-    with context.Pool(3) as pool:
-        kept_by_each = pool.starmap(fill, [(kept, COUNT, seed) for seed in range(3)])
-    assert kept_by_each == [COUNT] * 3
+    processes = [context.Process(target=fill_all, args=(kept, COUNT, seed)) for seed in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0] * 3
     assert wrong_in(kept, COUNT) == []
     used = sum(64 + -(-made(number).nbytes // 64) * 64 for number in range(COUNT))
     assert kept.stats().nbytes < 1.2 * used  # few were put twice

@@ -20,7 +20,7 @@ from processes import descriptors, forked, python
 from stores import cut_small, jpeg
 
 from sharedds.errors import StoreError
-from sharedds.handles import open_environment
+from sharedds.handles import ForkGate, open_environment
 from sharedds.store import Store, StoreWriter, verify
 from sharedds.store.spool import SpoolLog
 
@@ -269,6 +269,33 @@ def test_a_fork_beside_writers_that_begin_and_end_never_hangs(tmp_path: Path) ->
             stop.set()
         written = future.result()
     assert Store(tmp_path / f"{written - 1}.lmdb")[0]["n"] == written - 1
+
+
+@FORK_IS_FINE
+def test_a_fork_waits_for_gates_made_while_it_waits() -> None:
+    """A thread goes from one gate to a new one: the child must not meet it inside either."""
+    inside, is_held = [False], threading.Event()
+    first = ForkGate()
+
+    def work() -> None:
+        with first:
+            is_held.set()
+            time.sleep(0.2)  # the fork waits meanwhile
+            second = ForkGate()
+            second.lock.acquire()
+            inside[0] = True
+        time.sleep(0.3)
+        inside[0] = False
+        second.lock.release()
+
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(work)
+        is_held.wait()
+        pid = os.fork()
+        if pid == 0:
+            os._exit(inside[0])
+        assert os.waitpid(pid, 0)[1] == 0
+        future.result()
 
 
 @FORK_IS_FINE

@@ -18,7 +18,8 @@ _lock = threading.RLock()
 _slots: weakref.WeakSet[_Slot] = weakref.WeakSet()
 _inherited: list[object] = []
 _gates: weakref.WeakSet[ForkGate] = weakref.WeakSet()
-_closed_gates: dict[int, list[ForkGate]] = {}  # by the thread that forks
+_making_gate = threading.RLock()
+_closed: dict[int, list[threading.RLock]] = {}  # locks held by each thread that forks
 _forks = 0  # moves before and after each fork
 
 
@@ -74,7 +75,7 @@ class ForkGate:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        with _lock:
+        with _making_gate:
             _gates.add(self)
 
     def __enter__(self) -> None:
@@ -211,24 +212,34 @@ def _count_fork() -> None:
 
 def _before_fork() -> None:
     _count_fork()
-    with _lock:
-        gates = sorted(_gates, key=id)  # all threads that fork take them in one order
-    closed = _closed_gates[threading.get_ident()] = []  # noted one by one: Ctrl-C may come
-    for gate in gates:
-        gate.lock.acquire()
-        closed.append(gate)
+    closed = _closed[threading.get_ident()] = []  # noted one by one: Ctrl-C may come
+    while True:
+        with _making_gate:
+            gates = sorted(_gates, key=id)  # all threads that fork take them in one order
+        for lock in (*(gate.lock for gate in gates), _making_gate):
+            lock.acquire()
+            closed.append(lock)
+        # While this thread waited another one may have made a gate, and be inside.
+        if _gates <= weakref.WeakSet(gates):
+            return  # and none is made until the fork is over
+        _open_again(closed)
+
+
+def _open_again(closed: list[threading.RLock]) -> None:
+    while closed:
+        closed.pop().release()
 
 
 def _reopen_gates() -> None:
     _count_fork()  # what another thread has made meanwhile may be in the child too
-    for gate in _closed_gates.pop(threading.get_ident(), ()):
-        gate.lock.release()
+    _open_again(_closed.pop(threading.get_ident(), []))
 
 
 def _after_fork() -> None:
-    global _lock  # noqa: PLW0603 - another thread of the parent may hold it, for ever here
-    _lock = threading.RLock()
-    _closed_gates.clear()
+    global _lock, _making_gate
+    # Another thread of the parent may hold them, for ever here.
+    _lock, _making_gate = threading.RLock(), threading.RLock()
+    _closed.clear()
     for gate in _gates:
         gate.lock = threading.RLock()
     keep_inherited(_slots)

@@ -232,9 +232,12 @@ class ProcessIterator(_MultiProcessingDataLoaderIter):
             except (OSError, RuntimeError, EOFError) as error:
                 if is_out_of_descriptors(error):
                     raise descriptors_error("to receive a batch") from error
-                # The worker that sent it may have died before it was fetched.
-                multiprocessing.connection.wait([w.sentinel for w in self._workers], _SLICE)
-                self._raise_if_dead()
+                # The worker that sent it may have died before it was fetched. Its end of the line
+                # is closed a moment before the system counts it as dead.
+                until = time.monotonic() + _SLICE
+                while time.monotonic() < until:
+                    self._raise_if_dead()
+                    time.sleep(0.01)
                 raise
             if self._pin_memory and not self._pin_memory_thread.is_alive():
                 raise WorkerError("the thread that pins memory ended unexpectedly; see its output")
