@@ -21,13 +21,14 @@ from torch.utils.data import Dataset, IterableDataset
 from sharedds.cli import cli
 from sharedds.datasets import LazyDataset
 from sharedds.diagnose import doctor as module
-from sharedds.diagnose.doctor import doctor
+from sharedds.diagnose.doctor import _planned, doctor
 from sharedds.diagnose.growth import Growth, filled, growth_of, may_grow
 from sharedds.diagnose.html import as_html
 from sharedds.diagnose.report import DoctorReport, size_text
 from sharedds.diagnose.target import Target
 from sharedds.diagnose.trial import MemoryPoint, Trial, TrialOptions, run_trial
 from sharedds.errors import MissingExtraError, OptionError, SourceError
+from sharedds.host.machine import machine
 
 MB = 1_000_000
 
@@ -553,3 +554,11 @@ def test_a_report_that_cannot_be_printed_is_no_verdict(
     monkeypatch.setattr(module, "doctor", lambda *_, **__: report)
     monkeypatch.setattr("sharedds.cli.diagnose.echo", fails)
     assert run(f"{program}:Rows").return_value == 2
+
+
+def test_workers_are_measured_without_memory_kept_for_batches() -> None:
+    """With few batches in advance: a worker then holds what the dataset keeps."""
+    trials = _planned(machine(), "fork", 2, None)
+    assert all(options.new_memory for options in trials)
+    assert {options.prefetch_factor for options in trials} == {2}
+    assert _planned(machine(), "fork", 0, None)[0].prefetch_factor is None

@@ -405,3 +405,12 @@ def test_a_trial_is_told_as_plain_values() -> None:
     told = _trial([1_000_000] * 5).to_dict()
     assert told["worker_uss_last"] == 1_000_000
     assert told["options"]["batch_size"] == 2
+
+
+@pytest.mark.parametrize("new", [False, True])
+def test_memory_that_is_kept_for_batches_can_be_left_out(*, new: bool) -> None:
+    """Kept buffers fill up like a cache, which a search for caches must not see."""
+    options = asdict(replace(SHORT, num_workers=1, batch_size=2, new_memory=new))
+    made = build(load_target([1, 2, 3]).open(), options)
+    assert made._keeps_buffers is not new
+    assert TrialOptions(samples=1).new_memory is False

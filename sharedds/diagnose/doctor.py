@@ -185,6 +185,8 @@ def _planned(
         start_method=chosen,
         num_workers=workers,
         engine="process",
+        prefetch_factor=2 if workers else None,
+        new_memory=True,  # a worker then holds what the dataset keeps, and nothing else
         samples=samples,
         seconds=None if samples else _SECONDS,
         memory_share=0.2,

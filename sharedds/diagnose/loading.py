@@ -136,7 +136,7 @@ def build(opened: Opened, options: Mapping[str, Any]) -> Any:
                 asked[name] = options[name]
         has_length = hasattr(dataset, "__len__")  # what has none is refused by the loader
         order: Any = EndlessOrder(len(dataset)) if has_length else None
-        return build_loader(
+        loader = build_loader(
             dataset,
             batch_size=size,
             sampler=order,
@@ -145,6 +145,8 @@ def build(opened: Opened, options: Mapping[str, Any]) -> Any:
             worker_init_fn=opened.worker_init_fn,
             **asked,
         )
+        loader._keeps_buffers = not options["new_memory"]
+        return loader
     workers = asked.get("num_workers", 0)
     if workers and options["start_method"] is not None:
         asked["multiprocessing_context"] = options["start_method"]

@@ -45,6 +45,8 @@ class TrialOptions:
         patience: Seconds without a sign of life after which a trial counts as hanging; a trial
             that computes or reads lives.
         seed: Of the order in which samples are read.
+        new_memory: Whether each batch takes new memory, and none is kept for the next (sharedds
+            only).
     """
 
     loader: Literal["sharedds", "torch"] = "sharedds"
@@ -61,6 +63,7 @@ class TrialOptions:
     memory_share: float = 0.03
     patience: float = PATIENCE
     seed: int = 0
+    new_memory: bool = False
 
     def __post_init__(self) -> None:
         if self.samples is None and self.seconds is None:
