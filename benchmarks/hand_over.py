@@ -11,14 +11,12 @@ Reproduce: ``scripts/bench hand_over``.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
-from harness import Benchmark, Case, Context, Goal, Runs, main
+from harness import Benchmark, Case, Context, Goal, Runs, main, tree_cpu_seconds
 from torch.utils.data import DataLoader, Dataset
 
 from sharedds.loader import build_loader
@@ -44,25 +42,6 @@ class _Pictures(Dataset[Any]):
         return self.picture, index
 
 
-def _children(pid: int) -> list[int]:
-    """All processes that descend from this one."""
-    found = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in path.read_text().split():
-            found += [int(child), *_children(int(child))]
-    return found
-
-
-def _cpu_milliseconds() -> float:
-    """CPU time of this process and of its workers up to now, 0 where the system does not tell."""
-    paths = (
-        path
-        for pid in (os.getpid(), *_children(os.getpid()))
-        for path in Path(f"/proc/{pid}/task").glob("*/schedstat")
-    )
-    return sum(int(path.read_text().split()[0]) for path in paths) / 1e6
-
-
 def _loader(who: str, batches: int, workers: int) -> Any:
     data = _Pictures(batches * _SIZE)
     if who == _TORCH:
@@ -80,13 +59,13 @@ def _handing(who: str, workers: int) -> Callable[[Context], Mapping[str, float]]
         for _ in range(_WARM):
             place.copy_(next(iterator)[0])
         count = batches - _WARM - _TAIL
-        cpu, begin = _cpu_milliseconds(), time.perf_counter()
+        cpu, begin = tree_cpu_seconds(), time.perf_counter()
         for _ in range(count):
             place.copy_(next(iterator)[0])
-        seconds, cpu = time.perf_counter() - begin, _cpu_milliseconds() - cpu
+        seconds, cpu = time.perf_counter() - begin, tree_cpu_seconds() - cpu
         if sum(1 for _ in iterator) != _TAIL:
             raise RuntimeError("the epoch has another length")
-        return {_RATE: count * _SIZE / seconds, _CPU: cpu / count}
+        return {_RATE: count * _SIZE / seconds, _CPU: cpu * 1e3 / count}
 
     return run
 

@@ -12,14 +12,12 @@ Reproduce: ``scripts/bench loader_overhead``.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
-from harness import Benchmark, Case, Context, Goal, Runs, main
+from harness import Benchmark, Case, Context, Goal, Runs, main, tree_cpu_seconds
 from torch.utils.data import DataLoader, Dataset
 
 from sharedds.loader import build_loader
@@ -46,25 +44,6 @@ class _Samples(Dataset[Any]):
         return index if self.tensor is None else self.tensor
 
 
-def _children(pid: int) -> list[int]:
-    """All processes that descend from this one."""
-    found = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in path.read_text().split():
-            found += [int(child), *_children(int(child))]
-    return found
-
-
-def _cpu_microseconds() -> float:
-    """CPU time of this process and of its workers up to now, 0 where the system does not tell."""
-    paths = (
-        path
-        for pid in (os.getpid(), *_children(os.getpid()))
-        for path in Path(f"/proc/{pid}/task").glob("*/schedstat")
-    )
-    return sum(int(path.read_text().split()[0]) for path in paths) / 1e3
-
-
 def _loading(what: str, mode: str, workers: int) -> Callable[[Context], Mapping[str, float]]:
     def run(context: Context) -> Mapping[str, float]:
         many = _FEW_BATCHES if workers or mode == "sample" else _BATCHES
@@ -81,13 +60,13 @@ def _loading(what: str, mode: str, workers: int) -> Callable[[Context], Mapping[
         for _ in range(_WARM):
             next(iterator)
         count = batches - _WARM - _TAIL
-        cpu, begin = _cpu_microseconds(), time.perf_counter()
+        cpu, begin = tree_cpu_seconds(), time.perf_counter()
         for _ in range(count):
             next(iterator)
-        seconds, cpu = time.perf_counter() - begin, _cpu_microseconds() - cpu
+        seconds, cpu = time.perf_counter() - begin, tree_cpu_seconds() - cpu
         if sum(1 for _ in iterator) != _TAIL:
             raise RuntimeError("the epoch has another length")
-        return {_RATE: count / seconds, _CPU: cpu / count}
+        return {_RATE: count / seconds, _CPU: cpu * 1e6 / count}
 
     return run
 

@@ -16,17 +16,22 @@ run in every round, the others in the first 2, and count with their median.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from harness import Benchmark, Case, Context, main
-from harness.limits import decode_and_crop, decode_only
-from harness.training import ENGINES, Form, Rival, ours, over_limit, over_rivals, rival_cases
+from harness import Benchmark, main
+from harness.training import (
+    DECODE,
+    ENGINES,
+    Form,
+    Rival,
+    limits,
+    ours,
+    over_limit,
+    over_rivals,
+    rival_cases,
+)
 
 from sharedds import RandomResizedCrop
 
 _FORM = Form(name="encoded", repeat=2, packing={"codec": "jpeg", "max_side": 512, "quality": 90})
-_DECODE = "limit: decode only, 2 processes"
-_LOOP = "limit: decode and crop in a loop, 2 processes"
 _FEW = 2  # rounds of rivals that are not among the fastest
 _RIVALS = (
     Rival(
@@ -57,14 +62,6 @@ _RIVALS = (
 )
 
 
-def _decode(context: Context) -> Mapping[str, float]:
-    return decode_only(context.work / _FORM.name)
-
-
-def _decode_and_crop(context: Context) -> Mapping[str, float]:
-    return decode_and_crop(context.work / _FORM.name)
-
-
 def _view() -> object:
     return RandomResizedCrop(224, flip=0.5)
 
@@ -74,15 +71,14 @@ BENCHMARK = Benchmark(
     question="How fast are pictures read for training that were shrunk to 512 pixels?",
     cases=(
         *(ours(_FORM, engine, _view) for engine in ENGINES),
-        Case(name=_DECODE, run=_decode),
-        Case(name=_LOOP, run=_decode_and_crop),
+        *limits(_FORM),
         *rival_cases(_RIVALS, _FORM),
     ),
     goals=tuple(
         goal
         for engine in ENGINES
         for goal in (
-            over_limit(engine, _DECODE, 0.75, "decoding alone"),
+            over_limit(engine, DECODE, 0.75, "decoding alone"),
             over_rivals(engine, _RIVALS, 1.3),
         )
     ),

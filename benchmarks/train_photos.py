@@ -21,15 +21,14 @@ in every round, the others in the first 2, and count with their median.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from harness import Benchmark, Case, Context, main
+from harness import Benchmark, main
 from harness.figures import OWN
-from harness.limits import decode_and_crop, decode_only
 from harness.training import (
+    DECODE,
     ENGINES,
     Form,
     Rival,
+    limits,
     ours,
     over_limit,
     over_rivals,
@@ -41,8 +40,6 @@ from harness.training import (
 from sharedds import RandomResizedCrop
 
 _FORM = Form(name="photos", repeat=2)
-_DECODE = "limit: decode only, 2 processes"
-_LOOP = "limit: decode and crop in a loop, 2 processes"
 _FEW = 2  # rounds of rivals that are not among the fastest
 _RIVALS = (
     Rival(name="FFCV, unfiltered", script="train_ffcv"),
@@ -67,14 +64,6 @@ _RIVALS = (
 )
 
 
-def _decode(context: Context) -> Mapping[str, float]:
-    return decode_only(context.work / _FORM.name)
-
-
-def _decode_and_crop(context: Context) -> Mapping[str, float]:
-    return decode_and_crop(context.work / _FORM.name)
-
-
 def _view() -> object:
     return RandomResizedCrop(224, flip=0.5)
 
@@ -84,8 +73,7 @@ BENCHMARK = Benchmark(
     question="How fast are photos read for training, as they were packed, in what memory?",
     cases=(
         *(ours(_FORM, engine, _view) for engine in ENGINES),
-        Case(name=_DECODE, run=_decode),
-        Case(name=_LOOP, run=_decode_and_crop),
+        *limits(_FORM),
         *rival_cases(_RIVALS, _FORM),
         *torch_cases(),
     ),
@@ -93,7 +81,7 @@ BENCHMARK = Benchmark(
         goal
         for engine in ENGINES
         for goal in (
-            over_limit(engine, _DECODE, 0.85, "decoding alone"),
+            over_limit(engine, DECODE, 0.85, "decoding alone"),
             over_rivals(engine, _RIVALS, 1.15),
             under_rivals(engine, _RIVALS),
             under_rivals(engine, _RIVALS, OWN),

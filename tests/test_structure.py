@@ -197,6 +197,7 @@ FLOORS: dict[int, tuple[Room, ...]] = {
                 "facts",
                 "flight",
                 "guard",
+                "seen",
                 "threads",
                 "messages",
                 "endings",

@@ -18,12 +18,15 @@ from harness.cases import Case, Context, Goal, Runs, against
 from harness.epoch import batch_size, count_labels, read_epoch
 from harness.figures import RATE, TOTAL, WORKERS
 from harness.files import read_all
+from harness.limits import decode_and_crop, decode_only
 from sharedds import ImageDataset, Store, build_loader, export, pack
 
 __all__ = [
+    "DECODE",
     "ENGINES",
     "Form",
     "Rival",
+    "limits",
     "ours",
     "over_limit",
     "over_rivals",
@@ -32,6 +35,7 @@ __all__ = [
     "under_rivals",
 ]
 
+DECODE = "limit: decode only, 2 processes"
 ENGINES = ("process", "thread")
 _TORCH, _TORCH_THERE = "torch alone", "torch alone, the rivals'"
 _NAMES = {"process": "sharedds, processes", "thread": "sharedds, threads"}
@@ -123,6 +127,19 @@ def ours(form: Form, engine: str, view: Callable[[], Any], workers: int = WORKER
         return read_epoch(make, counts, workers=workers)
 
     return Case(name=_NAMES[engine], run=run)
+
+
+def limits(form: Form) -> tuple[Case, ...]:
+    """What two processes reach that only decode the same files, or decode and crop in a loop."""
+
+    def decode(context: Context) -> Mapping[str, float]:
+        return decode_only(context.work / form.name)
+
+    def decode_and_cut(context: Context) -> Mapping[str, float]:
+        return decode_and_crop(context.work / form.name)
+
+    loop = "limit: decode and crop in a loop, 2 processes"
+    return Case(name=DECODE, run=decode), Case(name=loop, run=decode_and_cut)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from sharedds.cache import CacheStats
@@ -21,25 +21,24 @@ from sharedds.generators.seeding import GlobalSeeding
 from sharedds.handles import unsent
 from sharedds.loader.accounts import Counters, LoaderMemory, LoaderStats, pinned_bytes
 from sharedds.loader.ahead import Stage
-from sharedds.loader.batches import BatchTransform, collate_with_failures
 from sharedds.loader.choices import MOST_PREFETCH
 from sharedds.loader.conversion import Conversion
 from sharedds.loader.device import DeviceLoader, find_device
 from sharedds.loader.failures import FailedSample
 from sharedds.loader.flight import InFlight
 from sharedds.loader.guard import MemoryGuard
-from sharedds.loader.heap import LeanStart, is_tight
+from sharedds.loader.heap import is_tight
 from sharedds.loader.ledger import FailureLedger
 from sharedds.loader.plan import LoaderPlan, Planned
 from sharedds.loader.processes import ProcessIterator
 from sharedds.loader.replay import Replay
 from sharedds.loader.running import LoaderPass, Running
-from sharedds.loader.samples import SampleReader, WorkerStart
+from sharedds.loader.seen import LoaderView
 from sharedds.loader.stream import EpochPass, OrderedBatches, Position, SampleStream
 from sharedds.loader.threads import ThreadIterator
 from sharedds.loader.tree import ProcessTree, busy_share
 from sharedds.order import LoaderState, SampleKey
-from sharedds.workers.loans import Loans, new_loans
+from sharedds.workers.loans import new_loans
 
 __all__ = ["PlannedLoader"]
 
@@ -328,7 +327,7 @@ class PlannedLoader(DataLoader[T]):
         guard = self._guard(flight)
         counters = Counters(exact=guard is not None)
         if inner is not None:
-            inner._reset(_View(self, flight))
+            inner._reset(LoaderView(self, flight))
         else:
             inner = self._get_iterator(flight)
             self._iterator = inner if self.persistent_workers else None
@@ -367,14 +366,14 @@ class PlannedLoader(DataLoader[T]):
     def _get_iterator(self, flight: InFlight | None = None) -> Any:
         flight = flight if flight is not None else self._in_flight()
         if self.num_workers == 0:
-            return _SingleProcessDataLoaderIter(_View(self, flight))
+            return _SingleProcessDataLoaderIter(LoaderView(self, flight))
         if self.plan.engine == "thread":
-            return ThreadIterator(_View(self, flight))
+            return ThreadIterator(LoaderView(self, flight))
         loans = None
         if self._keeps_buffers and self._has_room_for_buffers():
             ahead = MOST_PREFETCH if self._sized is not None else self.prefetch_factor or 1
             loans = new_loans(self.num_workers, ahead=ahead)
-        return ProcessIterator(_View(self, flight, loans, sends=True))
+        return ProcessIterator(LoaderView(self, flight, loans, sends=True))
 
     def _has_room_for_buffers(self) -> bool:
         """Whether idle buffers, and batches that wait in some unseen, cannot exceed a budget."""
@@ -392,47 +391,3 @@ class PlannedLoader(DataLoader[T]):
             return False
         planned = plan.estimate.total if plan.estimate is not None else None
         return is_tight(plan.max_memory, planned, plan.num_workers)
-
-
-class _View:
-    """A loader as torch's iterators shall see it: with our reader and our batches."""
-
-    def __init__(
-        self,
-        loader: PlannedLoader[Any],
-        in_flight: InFlight,
-        loans: Loans | None = None,
-        *,
-        sends: bool = False,
-    ) -> None:
-        self._loader = loader
-        self.in_flight = in_flight
-        self.loans = loans
-        transform = loader._batch_transform
-        self.collate_fn = collate_with_failures(
-            loader.collate_fn,
-            BatchTransform(transform, loader._seeding) if transform is not None else None,
-            sends=sends,
-        )
-        self.dataset = SampleReader(
-            loader.dataset,
-            seeding=loader._seeding,
-            policy=loader._ledger.policy,
-            collate_fn=self.collate_fn,
-            pool=loader._stream.source.pool,
-            is_whole=loader.batch_size is not None and loader.collate_fn is default_collate,
-            threads=loader.plan.threads_per_worker,
-            sends=sends,
-        )
-        self.policy = loader._ledger.policy
-        self.seeding = loader._seeding
-        start: Any = loader.worker_init_fn
-        plan = loader.plan
-        self.dataset.read_ahead = plan.read_ahead
-        if plan.engine == "process" and loader._is_tight():
-            start = LeanStart(start)
-        self.worker_init_fn = WorkerStart(start, loans)
-        self._index_sampler = loader._stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)

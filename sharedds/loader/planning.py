@@ -33,7 +33,8 @@ from sharedds.loader.fitting import overfull
 from sharedds.loader.known import DatasetFacts, LoaderFacts, LoaderRequest, RankFacts
 from sharedds.loader.plan import LoaderPlan, Planned, make_plan
 from sharedds.loader.probe import Measured, probe
-from sharedds.loader.samples import SampleReader, WorkerStart
+from sharedds.loader.samples import SampleReader
+from sharedds.loader.seen import WorkerStart
 from sharedds.loader.tuned import read_tuned, tuned_key, tuned_keys
 
 if sys.platform != "win32":

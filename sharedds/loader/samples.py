@@ -24,7 +24,6 @@ from torch.utils.data import (
     Dataset,
     default_collate,
     default_convert,
-    get_worker_info,
 )
 
 from sharedds.datasets.offers import (
@@ -46,10 +45,9 @@ from sharedds.loader.parts import PartReaders
 from sharedds.loader.pieces import WholeMaker
 from sharedds.loader.spare import SpareMemory
 from sharedds.order import Batch, SampleKey, keys_in_turn, using_key, using_keys
-from sharedds.workers.buffers import empty_shared, keep_buffers
-from sharedds.workers.loans import Loans
+from sharedds.workers.buffers import empty_shared
 
-__all__ = ["SampleReader", "WorkerStart"]
+__all__ = ["SampleReader"]
 
 Integers = npt.NDArray[np.int64]
 
@@ -404,29 +402,6 @@ class _Kept:
         for undo in self._undo:
             undo()
         self._undo = None
-
-
-class WorkerStart:
-    """Runs first in each worker: shows it the user's dataset, then calls the user's function.
-
-    Args:
-        function: The user's ``worker_init_fn``, if there is one.
-        loans: The table of buffers, if batches of worker processes travel in some that stay.
-    """
-
-    def __init__(self, function: Callable[[int], None] | None, loans: Loans | None = None) -> None:
-        self.function = function
-        self.loans = loans
-
-    def __call__(self, worker_id: int) -> None:
-        """Begin the work of a worker."""
-        info = get_worker_info()
-        if info is not None and isinstance(info.dataset, SampleReader):
-            object.__setattr__(info, "dataset", info.dataset.dataset)  # torch made it read-only
-        if self.loans is not None:
-            keep_buffers(self.loans, worker_id)
-        if self.function is not None:
-            self.function(worker_id)
 
 
 def _wrong_batch(dataset: Any, found: Any, count: int) -> str:
