@@ -104,6 +104,22 @@ def test_what_was_measured_is_what_a_sample_takes() -> None:
     assert single.sample_bytes == 5 * MB
 
 
+def test_what_a_batch_takes_is_seen_though_regular_looks_come_too_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a busy machine, or where a look takes long; the forked worker refills freed memory."""
+    monkeypatch.setattr("sharedds.loader.probe._Peak._watch", lambda peak: peak._done.wait())
+    freed = [torch.zeros(12_500) for _ in range(2_000)]
+    kept = freed[::50]
+    del freed
+    found = measure_samples(
+        Arguments(dataset=Arrays(800, floats=12_500), batch_size=400), method="fork"
+    )
+    assert found.loading_bytes is not None
+    assert 15 * MB <= found.loading_bytes < 60 * MB
+    assert kept
+
+
 def test_a_dataset_that_cannot_be_measured_says_what_to_add() -> None:
     """Without a length nobody knows which samples there are."""
 
@@ -130,7 +146,7 @@ def test_a_fork_server_that_nobody_needs_is_ended() -> None:
             def __getitem__(self, index):
                 return torch.full((7_500_000,), float(index))
 
-        limit = process_memory().anonymous + 585_000_000
+        limit = process_memory().anonymous + 480_000_000
         loader = build_loader(Volumes(), batch_size=4, max_memory=limit, num_workers=None)
         assert loader.plan.num_workers == 0, loader.plan
         assert loader.plan.estimate.server == 0, loader.plan

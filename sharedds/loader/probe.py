@@ -201,7 +201,7 @@ def _look(
         init_fn(0)
         base = process_memory().uss
         with _Peak() as peak:
-            looking = _Looking(reader, collate_fn, batch_size, seed or 0, is_batched)
+            looking = _Looking(reader, collate_fn, batch_size, seed or 0, is_batched, peak.look)
             found = looking.run(numbers)
         grown = peak.grown
         if grown is not None:
@@ -230,12 +230,15 @@ class _Looking:
         batch_size: int,
         seed: int,
         is_batched: bool,
+        look: Callable[[], None],
     ) -> None:
         self._reader = reader
         self._collate = collate_fn
         self._batch_size = batch_size
         self._seed = seed
         self._is_batched = is_batched
+        self._look = look
+        self._looked = 0.0
         self.fullest = 0
         self._failure = ""
         self._count = 0
@@ -272,7 +275,7 @@ class _Looking:
             "sample_bytes": -(-self._total // self._count),
             "largest_sample_bytes": int(np.ceil(per_sample)),
             "tensor_bytes": tensors,
-            "sample_seconds": (time.perf_counter() - begin) / self._count,
+            "sample_seconds": (time.perf_counter() - begin - self._looked) / self._count,
         }
 
     def _read(self, numbers: list[int]) -> list[Any]:
@@ -310,10 +313,19 @@ class _Looking:
     def _sizes(self, samples: list[Any]) -> tuple[list[int], int]:
         """Collate samples, and return the bytes of each tensor and of all else."""
         if self._is_batched:
-            return batch_bytes(self._collate(samples))
+            batch = self._collate(samples)
+            self._look_now()
+            return batch_bytes(batch)
         pairs = [batch_bytes(self._collate(sample)) for sample in samples]
+        self._look_now()
         sizes, other = max(pairs, key=lambda pair: sum(pair[0]) + pair[1])
         return [size * len(samples) for size in sizes], other * len(samples)
+
+    def _look_now(self) -> None:
+        """The samples and their batch are all there: the most that is sure to be seen."""
+        begin = time.perf_counter()
+        self._look()
+        self._looked += time.perf_counter() - begin
 
 
 class _Peak:
@@ -325,8 +337,15 @@ class _Peak:
 
     grown: int | None = None
 
+    def look(self) -> None:
+        """Look at it now, beside the regular looks, which miss what is short."""
+        with self._lock:
+            self._heap.look()
+            self._private.look()
+
     def __enter__(self) -> _Peak:
         self._heap, self._private = _Growth(_heap), _Growth(_private)
+        self._lock = threading.Lock()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -344,12 +363,13 @@ class _Peak:
         due, is_last = 0.0, False
         while not is_last:
             is_last = self._done.wait(0.002)
-            self._heap.look()
-            begin = time.perf_counter()
-            if begin >= due:
-                self._private.look()
-                end = time.perf_counter()
-                due = end + 4 * (end - begin)
+            with self._lock:
+                self._heap.look()
+                begin = time.perf_counter()
+                if begin >= due:
+                    self._private.look()
+                    end = time.perf_counter()
+                    due = end + 4 * (end - begin)
 
 
 class _Growth:
@@ -372,4 +392,8 @@ def _heap() -> int | None:
 
 
 def _private() -> int | None:
-    return process_memory().private_dirty
+    """Without shared memory: a batch lies there, which counts as one of those in flight."""
+    own = process_memory()
+    if own.private_dirty is None or own.shared_memory is None:
+        return None
+    return own.private_dirty - own.shared_memory
