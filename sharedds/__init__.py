@@ -11,28 +11,46 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sharedds import errors, testing
-    from sharedds.datasets import ConcatDataset, ImageDataset, LazyDataset, MemmapDataset, concat
+    from sharedds.datasets import (
+        ConcatDataset,
+        ImageDataset,
+        LazyDataset,
+        MemmapDataset,
+        VolumeDataset,
+        concat,
+    )
     from sharedds.diagnose.bench import bench
     from sharedds.diagnose.doctor import doctor
     from sharedds.diagnose.stalls import StallMeter
     from sharedds.diagnose.tune import tune
     from sharedds.handles import per_process
     from sharedds.host.machine import Machine, machine
-    from sharedds.ingest import export, pack
+    from sharedds.ingest import export, pack, pack_volumes
     from sharedds.loader import OptimizedDataLoader, build_loader, build_loaders
     from sharedds.order import BalancedSampling, WeightedSampling
     from sharedds.packed import PackedStrings, RaggedArray
+    from sharedds.patches import (
+        Aggregator,
+        ForegroundPatches,
+        GridPatches,
+        SlicePatches,
+        UniformPatches,
+        WeightedPatches,
+    )
     from sharedds.store import Field, Store, StoreWriter, info, verify
     from sharedds.views import CenterCrop, Full, RandomCrop, RandomResizedCrop, Resize
 
     __version__: str
 
 __all__ = [
+    "Aggregator",
     "BalancedSampling",
     "CenterCrop",
     "ConcatDataset",
     "Field",
+    "ForegroundPatches",
     "Full",
+    "GridPatches",
     "ImageDataset",
     "LazyDataset",
     "Machine",
@@ -43,9 +61,13 @@ __all__ = [
     "RandomCrop",
     "RandomResizedCrop",
     "Resize",
+    "SlicePatches",
     "StallMeter",
     "Store",
     "StoreWriter",
+    "UniformPatches",
+    "VolumeDataset",
+    "WeightedPatches",
     "WeightedSampling",
     "__version__",
     "bench",
@@ -58,6 +80,7 @@ __all__ = [
     "info",
     "machine",
     "pack",
+    "pack_volumes",
     "per_process",
     "testing",
     "tune",
@@ -66,11 +89,14 @@ __all__ = [
 
 # Where each public name is defined; a test compares this with the imports above.
 _HOMES = {
+    "Aggregator": "sharedds.patches",
     "BalancedSampling": "sharedds.order",
     "CenterCrop": "sharedds.views",
     "ConcatDataset": "sharedds.datasets",
     "Field": "sharedds.store",
+    "ForegroundPatches": "sharedds.patches",
     "Full": "sharedds.views",
+    "GridPatches": "sharedds.patches",
     "ImageDataset": "sharedds.datasets",
     "LazyDataset": "sharedds.datasets",
     "Machine": "sharedds.host.machine",
@@ -81,9 +107,13 @@ _HOMES = {
     "RandomCrop": "sharedds.views",
     "RandomResizedCrop": "sharedds.views",
     "Resize": "sharedds.views",
+    "SlicePatches": "sharedds.patches",
     "StallMeter": "sharedds.diagnose.stalls",
     "Store": "sharedds.store",
     "StoreWriter": "sharedds.store",
+    "UniformPatches": "sharedds.patches",
+    "VolumeDataset": "sharedds.datasets",
+    "WeightedPatches": "sharedds.patches",
     "WeightedSampling": "sharedds.order",
     "bench": "sharedds.diagnose.bench",
     "build_loader": "sharedds.loader",
@@ -94,6 +124,7 @@ _HOMES = {
     "info": "sharedds.store",
     "machine": "sharedds.host.machine",
     "pack": "sharedds.ingest",
+    "pack_volumes": "sharedds.ingest",
     "per_process": "sharedds.handles",
     "tune": "sharedds.diagnose.tune",
     "verify": "sharedds.store",

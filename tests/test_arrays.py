@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +163,7 @@ def test_only_touched_blocks_are_decoded(tmp_path: Path, monkeypatch: pytest.Mon
     counted: list[int] = []
     real = array._read_blocks
 
-    def count(level: int, numbers: list[int]) -> list[memoryview]:
+    def count(level: int, numbers: list[int]) -> Iterable[memoryview]:
         counted.append(len(numbers))
         return real(level, numbers)
 

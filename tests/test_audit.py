@@ -552,6 +552,23 @@ def imitation(module: str, name: str) -> object:
     return type(name, (), {"__module__": module})()
 
 
+def arrow(name: str, nbytes: int) -> object:
+    """Make an object that says of itself to be Arrow's, and to refer to so many bytes."""
+    return type(name, (), {"__module__": "pyarrow.lib", "nbytes": nbytes})()
+
+
+@pytest.mark.parametrize("batches", [1, 50])
+def test_a_table_in_memory_is_priced_once(batches: int) -> None:
+    """Its batches are the same memory, and a copy of it makes them anew."""
+    table: Any = imitation("datasets.table", "InMemoryTable")
+    table.table = arrow("Table", 9 * MB)
+    table._batches = [arrow("RecordBatch", 9 * MB // batches) for _ in range(batches)]
+    hazard = only(audit(Holds(_data=table)))
+    assert (hazard.kind, hazard.path) == ("table", "dataset._data.table")
+    assert 9 * MB <= hazard.most <= 9.5 * MB
+    assert Pricer().price(table).spawn == pytest.approx(9 * MB, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("make", "kind", "words"),
     [

@@ -18,12 +18,13 @@ import torch
 from click.testing import CliRunner, Result
 from torch.utils.data import Dataset, IterableDataset
 
-from sharedds.cli import cli
+from sharedds.cli import cli, main
 from sharedds.datasets import LazyDataset
 from sharedds.diagnose import doctor as module
 from sharedds.diagnose.doctor import _planned, doctor
 from sharedds.diagnose.growth import Growth, filled, growth_of, may_grow
 from sharedds.diagnose.html import as_html
+from sharedds.diagnose.isolated import run_isolated
 from sharedds.diagnose.report import DoctorReport, size_text
 from sharedds.diagnose.target import Target
 from sharedds.diagnose.trial import MemoryPoint, Trial, TrialOptions, run_trial
@@ -109,6 +110,39 @@ def test_a_clean_dataset_is_safe(made_up: Callable[..., None]) -> None:
     assert chosen[0] == report.start_method
     assert set(chosen) == set(report.machine.start_methods.available)
     assert [each.options.loader for each in report.trials].count("torch") == 1
+
+
+def test_patience_reaches_every_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """That which looks at the dataset, and that of each trial."""
+    (tmp_path / "numbers_here.py").write_text("def make(): return list(range(64))\n")
+    asked: list[float] = []
+    real = run_isolated
+
+    def isolated(*arguments: Any, **options: Any) -> Any:
+        asked.append(options["patience"])
+        return real(*arguments, **options)
+
+    def run(target: Target, options: TrialOptions, **_: object) -> Trial:
+        asked.append(options.patience)
+        return trial(options)
+
+    monkeypatch.setattr(module, "run_isolated", isolated)
+    monkeypatch.setattr(module, "run_trial", run)
+    assert main(["doctor", f"{tmp_path}/numbers_here.py:make", "--patience", "7"]) == 0
+    assert len(asked) > 2
+    assert set(asked) == {7.0}
+    asked.clear()
+    doctor(f"{tmp_path}/numbers_here.py:make")
+    assert set(asked) == {60.0}
+
+
+def test_a_dataset_whose_making_hangs_is_given_up(tmp_path: Path) -> None:
+    """As soon as patience ends once it has begun, and the text says how to give it more."""
+    (tmp_path / "stuck.py").write_text("import time\n\ndef make(): time.sleep(60)\n")
+    with pytest.raises(OptionError, match=r"no sign of life for 1 s.*--patience SECONDS"):
+        doctor(f"{tmp_path}/stuck.py:make", patience=1.0, measure=False)
+    with pytest.raises(OptionError, match="patience=0"):
+        doctor(f"{tmp_path}/stuck.py:make", patience=0)
 
 
 def test_what_is_found_is_a_hazard_with_its_price(made_up: Callable[..., None]) -> None:

@@ -194,18 +194,18 @@ def test_an_interrupted_export_leaves_nothing(
 ) -> None:
     """Not under the final name, nor beside it."""
     from sharedds.ingest import export as verb
-    from sharedds.ingest.export import _NewFolder
+    from sharedds.ingest.export_folder import NewFolder
 
     assert verb is export
-    real, count = _NewFolder.write, [0]
+    real, count = NewFolder.write, [0]
 
-    def stopping(self: _NewFolder, name: bytes, data: bytes | memoryview) -> None:
+    def stopping(self: NewFolder, name: bytes, data: bytes | memoryview) -> None:
         count[0] += 1
         if count[0] == 4:
             raise KeyboardInterrupt
         real(self, name, data)
 
-    monkeypatch.setattr(_NewFolder, "write", stopping)
+    monkeypatch.setattr(NewFolder, "write", stopping)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(KeyboardInterrupt):
         export(packed, tmp_path / "back", labels=True)

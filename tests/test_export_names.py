@@ -11,7 +11,7 @@ from packing import jpeg, run
 
 from sharedds.errors import OptionError, StoreExistsError, StoreFormatError
 from sharedds.ingest import export
-from sharedds.ingest.export import _NewFolder
+from sharedds.ingest.export_folder import NewFolder
 from sharedds.store import StoreWriter
 
 
@@ -69,13 +69,13 @@ def test_a_folder_that_is_filled_meanwhile_is_left_alone(
     """What somebody else put there is not mixed with ours."""
     path = write(tmp_path / "x.lmdb", "a")
     (tmp_path / "back").mkdir()
-    real = _NewFolder.write
+    real = NewFolder.write
 
-    def meddling(self: _NewFolder, name: bytes, data: bytes | memoryview) -> None:
+    def meddling(self: NewFolder, name: bytes, data: bytes | memoryview) -> None:
         (tmp_path / "back" / "mine").write_text("x")
         real(self, name, data)
 
-    monkeypatch.setattr(_NewFolder, "write", meddling)
+    monkeypatch.setattr(NewFolder, "write", meddling)
     with pytest.raises(StoreExistsError, match="meanwhile"):
         export(path, tmp_path / "back")
     assert os.listdir(tmp_path / "back") == ["mine"]

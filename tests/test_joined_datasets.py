@@ -175,6 +175,20 @@ def test_random_numbers_belong_to_the_number_in_the_join() -> None:
     assert len({number for _, number in singly}) == 4
 
 
+def test_samples_of_a_subset_of_torch_have_keys_of_their_own() -> None:
+    """It can be asked for several at once, but then makes one after another."""
+    inner: Subset[Any] = Subset(Named([*"abc"]), [2, 0, 1])
+    joined = concat(inner, Together([*"de"]))
+    keys = [SampleKey(0, 0, index) for index in (4, 1, 2, 0)]
+    singly = []
+    for key in keys:
+        with using_key(key):
+            singly.append(joined[key.index])
+    with using_keys(keys):
+        assert joined.__getitems__([key.index for key in keys]) == singly  # type: ignore[misc]
+    assert len({number for _, number in singly}) == 4
+
+
 def test_a_pickle_is_as_small_as_its_parts(tmp_path: Path) -> None:
     """And reads the same, after files were opened."""
     np.save(tmp_path / "x.npy", np.zeros(50_000))

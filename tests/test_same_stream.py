@@ -7,15 +7,17 @@ import random
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from sharedds.errors import OptionError
+from sharedds.order import current_generator, current_keys
 from sharedds.testing import assert_same_stream
 
 
@@ -184,10 +186,10 @@ def test_a_dataset_that_an_engine_refuses_fails() -> None:
 
 def test_values_are_compared_bit_for_bit() -> None:
     """Minus zero is not zero; a NaN is a NaN, whatever its bits."""
-    from sharedds.testing import _fields
+    from sharedds.testing.values import fields_of
 
     def place(value: Any) -> list[bytes]:
-        return [digest for _, (digest, _) in _fields(value, "")]
+        return [digest for _, (digest, _) in fields_of(value, "")]
 
     other_nan = np.array([0x7FC00001], np.uint32).view(np.float32)
     assert place(np.array([np.nan], np.float32)) == place(other_nan)
@@ -206,6 +208,118 @@ def test_values_are_compared_bit_for_bit() -> None:
         ({"a": 1}, {"b": 1}),
     ):
         assert place(one) != place(another)
+
+
+# --- whole batches -------------------------------------------------------------------------------
+
+
+class Together(Numbers):
+    """Makes whole batches: noise by key, the number, a name, a box."""
+
+    makes_batches = True
+
+    def __getitem__(self, index: int) -> Any:
+        generator = current_generator()
+        assert generator is not None
+        noise = torch.from_numpy(generator.random(3))
+        return {"noise": noise, "facts": [index, torch.ones(2)], "name": f"n{index}"}
+
+    def load_batch(self, indices: Sequence[int], empty: Any) -> Any:
+        """Make them in the memory that is given."""
+        noise = empty((len(indices), 3), torch.float64)
+        for at, key in enumerate(current_keys() or ()):
+            noise[at] = torch.from_numpy(key.generator().random(3))
+        facts = [torch.tensor(list(indices)), torch.ones(len(indices), 2)]
+        return {"noise": noise, "facts": facts, "name": [f"n{index}" for index in indices]}
+
+
+class LastRow(Together):
+    """Leaves a row of the memory as it was."""
+
+    def load_batch(self, indices: Sequence[int], empty: Any) -> Any:
+        """Leave it out."""
+        made = super().load_batch(indices, empty)
+        made["noise"] = empty((len(indices), 3), torch.float64)
+        made["noise"][:-1] = super().load_batch(indices, empty)["noise"][:-1]
+        return made
+
+
+class Swapped(Together):
+    """Names of other samples."""
+
+    def load_batch(self, indices: Sequence[int], empty: Any) -> Any:
+        """Turn the names round."""
+        made = super().load_batch(indices, empty)
+        return made | {"name": made["name"][::-1]}
+
+
+class Wider(Together):
+    """Another dtype."""
+
+    def load_batch(self, indices: Sequence[int], empty: Any) -> Any:
+        """Convert."""
+        made = super().load_batch(indices, empty)
+        made["facts"][1] = made["facts"][1].double()
+        return made
+
+
+class Missing(Together):
+    """Lacks a field."""
+
+    def load_batch(self, indices: Sequence[int], empty: Any) -> Any:
+        """Leave it out."""
+        made = super().load_batch(indices, empty)
+        return {name: value for name, value in made.items() if name != "name"}
+
+
+class Sure(Together):
+    """Fails for more than one sample."""
+
+    def load_batch(self, indices: Sequence[int], empty: Any) -> Any:
+        """Fail."""
+        raise RuntimeError("too many")
+
+
+class Ragged(Together):
+    """Its samples do not stack."""
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.ones(index)
+
+    def load_batch(self, indices: Sequence[int], empty: Any) -> Any:
+        """Pad them."""
+        return empty((len(indices), 9), torch.float32)
+
+
+ONLY_HERE: dict[str, Any] = {"workers": (0,)}
+
+
+@pytest.mark.parametrize("collate", [None, default_collate])
+def test_whole_batches_that_are_those_of_the_samples_pass(collate: Any) -> None:
+    """Whether the samples are compared as they are or collated."""
+    assert_same_stream(Together(10), **ONLY_HERE, batch_size=4, collate_fn=collate)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (LastRow, r"epoch 0, sample \d \(row 3 of \[\d, \d, \d, \d\]\), at \['noise'\]:"),
+        (Swapped, r"sample (\d) \(row 0 of .*\), at \['name'\]\[0\]:\n.*'n\1'\n.*'n\d'"),
+        (Wider, r"sample \d \(row 0 of .*, at \['facts'\]\[1\]:\n.*float32.*\n.*float64"),
+        (Missing, r"batch of samples \[.*\], at \{\}:"),
+        (Sure, r"Sure.load_batch fails where .*: RuntimeError: too many"),
+        (Ragged, r"Ragged makes whole batches, but its samples do not collate"),
+    ],
+)
+def test_a_wrong_whole_batch_is_found_and_named(kind: type[Together], words: str) -> None:
+    """Which sample, and which part of it; the samples themselves are the same in every way."""
+    with pytest.raises(AssertionError, match=words):
+        assert_same_stream(kind(8), **ONLY_HERE)
+
+
+def test_whole_batches_are_no_matter_to_another_collate_function() -> None:
+    """A loader would not make any then."""
+    assert_same_stream(Ragged(8), **ONLY_HERE, collate_fn=len)
 
 
 def test_nothing_to_compare_is_refused() -> None:

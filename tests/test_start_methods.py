@@ -334,6 +334,21 @@ def test_paths_lead_through_containers_slots_and_partial_functions() -> None:
     assert "dataset.transform cannot be sent" in str(error)
 
 
+class Handle:
+    """Looks to pickle like a file of HDF5: its library refuses."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("h5py objects cannot be pickled")
+
+
+def test_an_open_handle_is_to_be_opened_in_each_process() -> None:
+    """A fork is no way out: it would share the handle, and what that keeps is lost or torn."""
+    text = str(first_error(Holder(Handle())))
+    assert "dataset.transform cannot be sent" in text
+    assert "in each process (sharedds.per_process)" in text
+    assert "start_method=" not in text
+
+
 def test_an_error_of_the_package_while_pickling_is_not_rewritten() -> None:
     """A dataset that knows why it cannot travel says so itself."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import os
@@ -330,8 +331,78 @@ def test_a_writer_that_ran_out_of_room_is_closed(
     monkeypatch.undo()
     with pytest.raises(Exception, match="closed"):
         writer.add({"x": HEAD + bytes(100)})
-    writer.close()
+    writer.abort()
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("call", ["add", "keys"])
+def test_an_error_that_nobody_listened_to_comes_again_at_the_end(
+    quick: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Silence would be taken for a store; said once, and of the same kind."""
+    cut_small(monkeypatch)
+    for limit in ("_BATCH", "_IDLE_BATCH", "_WAITING"):
+        monkeypatch.setattr(sharedds.store.behind, limit, 1)
+    with (
+        pytest.raises(StorageFullError, match=r"x\.lmdb: nothing was published.*room") as caught,
+        StoreWriter(quick / "x.lmdb", schema={"x": "keep"}, resume="work") as writer,
+    ):
+        full_once(monkeypatch, "put_all")
+        for _ in range(3):
+            with contextlib.suppress(StoreError):
+                writer.add({"x": HEAD + bytes(100)})
+                if call == "keys":
+                    writer.keys()
+    assert isinstance(caught.value.__cause__, StorageFullError)
+    writer.close()
+    assert os.listdir(quick) == ["x.lmdb.partial"]
+
+
+def test_an_error_of_another_kind_is_told_at_the_end_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever has closed the writer, and whoever caught it."""
+    writer = StoreWriter(tmp_path / "x.lmdb", schema={"x": "int64"})
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt("now")
+
+    monkeypatch.setattr(writer, "_accept", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        writer.add({"x": 1})
+    with pytest.raises(StoreError, match=r"nothing was published.*KeyboardInterrupt: now"):
+        writer.close()
+
+
+def test_a_body_that_raises_is_told_of_by_its_own_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing comes between it and the caller, nor after abort()."""
+    with (
+        pytest.raises(StorageFullError, match=r"^no room$"),
+        StoreWriter(tmp_path / "x.lmdb", schema={"x": "int64"}) as writer,
+    ):
+        full_once(monkeypatch, "commit")
+        writer.add({"x": 1})
+        writer._behind.commit(samples=1, entries=0)
+        writer.keys()
+    writer.close()
+    other = StoreWriter(tmp_path / "y.lmdb", schema={"x": "int64"})
+    monkeypatch.setattr(other, "_accept", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        other.add({"x": 1})
+    other.abort()
+    other.close()
+
+
+def test_an_error_of_the_end_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing again, as cleaning up does, adds nothing."""
+    writer = StoreWriter(tmp_path / "x.lmdb", schema={"x": "int64"})
+    writer.add({"x": 1})
+    full_once(monkeypatch, "commit")
+    with pytest.raises(StorageFullError):
+        writer.close()
+    writer.close()
 
 
 def full_once(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -361,7 +432,8 @@ def test_keys_that_find_no_room_close_the_writer(
     for call in (lambda: writer.add({"x": 2}, key="2"), writer.keys):
         with pytest.raises(StoreError, match="closed"):
             call()
-    writer.close()
+    with pytest.raises(StorageFullError, match="nothing was published"):
+        writer.close()
     assert os.listdir(tmp_path) == (["x.lmdb.partial"] if resume else [])
 
 
@@ -390,7 +462,8 @@ def test_no_room_while_a_refused_sample_is_taken_back_closes_the_writer(
         writer.add({"x": Torn()})
     with pytest.raises(StoreError, match="closed"):
         writer.add({"x": np.zeros((20, 100), np.uint8)})
-    writer.close()
+    with pytest.raises(StorageFullError, match="nothing was published"):
+        writer.close()
     assert os.listdir(tmp_path) == []
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
 from torch.utils.data import Dataset
 
 from sharedds.cli import main
@@ -19,18 +20,20 @@ from sharedds.diagnose import tune as tuning
 from sharedds.diagnose.comparing import Settings, compare, noise, standing
 from sharedds.diagnose.plots import plot_tuning, require_plots
 from sharedds.diagnose.race import Race, first_candidates
-from sharedds.diagnose.target import Target
-from sharedds.diagnose.trial import MemoryPoint, Trial, TrialOptions
+from sharedds.diagnose.target import Target, load_target
+from sharedds.diagnose.trial import MemoryPoint, Trial, TrialOptions, run_trial
 from sharedds.diagnose.tune import tune
 from sharedds.errors import MissingExtraError, OptionError, WorkerError
 from sharedds.host.cpus import CpuShare
 from sharedds.host.machine import look
 from sharedds.loader import build_loader
+from sharedds.loader.planning import makes_whole_batches
 
 NONE = Settings(engine="process", num_workers=0)
 ONE = Settings(engine="process", num_workers=1, prefetch_factor=2)
 TWO = Settings(engine="process", num_workers=2, prefetch_factor=2)
 FOUR = Settings(engine="process", num_workers=4, prefetch_factor=2)
+SHARED = Settings(engine="process", num_workers=1, prefetch_factor=2, threads_per_worker=2)
 THREADS = Settings(engine="thread", num_workers=2, prefetch_factor=2)
 
 
@@ -46,6 +49,16 @@ class Numbers(Dataset[int]):
         return index
 
 
+class Together(Numbers):
+    """Makes whole batches, which several threads may share."""
+
+    makes_batches = True
+
+    def load_batch(self, indices: Sequence[int], empty: Any) -> Any:
+        """Return the numbers."""
+        return torch.tensor(list(indices))
+
+
 class Pretended:
     """Answers in place of real trials, which would take minutes.
 
@@ -54,6 +67,7 @@ class Pretended:
         scatter: The noise: the standard deviation of the logarithm.
         memory: Bytes that a plan holds.
         fails: Plans that fail.
+        whole: Whether the dataset makes whole batches.
     """
 
     plans: ClassVar[dict[tuple[tuple[str, Any], ...], dict[str, Any]]] = {}
@@ -65,9 +79,11 @@ class Pretended:
         scatter: float = 0.0,
         memory: Callable[[Settings], float] = lambda settings: 1e8,
         fails: Sequence[Settings] = (),
+        whole: bool = False,
         seed: int = 0,
     ) -> None:
         self.rate, self.scatter, self.memory, self.fails = rate, scatter, memory, fails
+        self.whole = whole
         self.random = random.Random(seed)
         self.now = 0.0
         self.tried: list[Settings] = []
@@ -84,7 +100,7 @@ class Pretended:
         self.now += 1.0
         asked = {
             name: value
-            for name in ("engine", "num_workers", "prefetch_factor")
+            for name in ("engine", "num_workers", "prefetch_factor", "threads_per_worker")
             if (value := getattr(options, name)) is not None
         }
         at = tuple(sorted(asked.items()))
@@ -95,6 +111,7 @@ class Pretended:
             engine=plan["engine"],
             num_workers=plan["num_workers"],
             prefetch_factor=plan["prefetch_factor"],
+            threads_per_worker=plan["threads_per_worker"],
         )
         self.tried.append(settings)
         if settings in self.fails:
@@ -114,6 +131,7 @@ class Pretended:
             points=(point,),
             plan=plan,
             fingerprint="numbers:64",
+            whole_batches=self.whole,
         )
 
 
@@ -185,6 +203,41 @@ def test_a_slower_plan_is_never_chosen(pretend: Callable[[Pretended], None]) -> 
         pretended = Pretended(by_workers(_0=96, _1=97, _2=100, _3=97), scatter=0.15, seed=seed)
         pretend(pretended)
         assert chosen(pretended, seed=seed) == TWO
+
+
+def by_threads(settings: Settings) -> float:
+    """Two threads of one worker are the fastest; more, or more workers, are not."""
+    if settings.engine == "thread" or not settings.num_workers:
+        return 40.0
+    return {(1, 1): 60.0, (1, 2): 200.0}.get(
+        (settings.num_workers, settings.threads_per_worker), 100.0
+    )
+
+
+def test_threads_of_a_worker_are_tried_where_they_may_share_a_batch(
+    pretend: Callable[[Pretended], None],
+) -> None:
+    """And only there: code that runs for each sample may not be safe for them."""
+    for whole in (True, False):
+        pretended = Pretended(by_threads, scatter=0.01, whole=whole)
+        pretend(pretended)
+        assert chosen(pretended, seconds=300) == (SHARED if whole else TWO)
+        assert any(settings.threads_per_worker > 1 for settings in pretended.tried) is whole
+
+
+def test_threads_of_a_worker_keep_to_the_memory_limit(
+    pretend: Callable[[Pretended], None],
+) -> None:
+    """What holds too much leaves, however fast it is."""
+
+    def memory(settings: Settings) -> float:
+        return 4e8 if settings.threads_per_worker > 1 else 1e8
+
+    pretended = Pretended(by_threads, memory=memory, whole=True)
+    pretend(pretended)
+    report = tune(Numbers(), max_memory="250MB", progress=False, dry_run=True)
+    assert report.chosen == TWO
+    assert "over the memory limit: no workers, 2 threads; 1 process of 2 threads" in str(report)
 
 
 def test_more_workers_are_tried_while_they_help(pretend: Callable[[Pretended], None]) -> None:
@@ -272,6 +325,39 @@ def test_the_chosen_plan_is_kept_and_used(pretend: Callable[[Pretended], None]) 
     assert build_loader(Numbers(), plan="tuned").plan.num_workers == 0
 
 
+def test_threads_of_a_worker_are_kept_and_used(pretend: Callable[[Pretended], None]) -> None:
+    """For whole batches and the workers they were found with; else threads are not asked for."""
+    pretend(Pretended(by_threads, scatter=0.01, whole=True))
+    report = tune(Numbers(), seconds=300, progress=False)
+    assert "1 process of 2 threads, prefetch 2" in str(report)
+    assert "threads_per_worker=2" in " ".join(str(report).split())
+    assert report.path is not None
+    kept = json.loads(Path(report.path).read_text())
+    assert kept["measured"]["chosen"]["threads_per_worker"] == 2
+
+    def threads(dataset: Any, **options: Any) -> tuple[int, int]:
+        plan = build_loader(dataset, plan="tuned", **options).plan
+        return plan.num_workers, plan.threads_per_worker
+
+    assert threads(Together(), batch_size=4) == (1, 2)
+    assert threads(Numbers(), batch_size=4) == (1, 1)
+    assert threads(Together(), batch_size=4, collate_fn=list) == (1, 1)
+    assert threads(Together(), batch_size=None) == (1, 1)
+    assert threads(Together(), batch_size=4, num_workers=2) == (2, 1)
+    assert threads(Together(), batch_size=4, num_workers=2, threads_per_worker=3) == (2, 3)
+
+
+def test_a_trial_tells_whether_threads_may_share_a_batch() -> None:
+    """As the loader would decide: whole batches, collated as torch does; and it uses threads."""
+    options = TrialOptions(num_workers=0, threads_per_worker=2, batch_size=4, samples=16)
+    whole = run_trial(load_target(Together()), options)
+    assert whole.plan is not None
+    assert (whole.whole_batches, whole.plan["threads_per_worker"]) == (True, 2)
+    assert not makes_whole_batches(Numbers(), 4, None)
+    assert not makes_whole_batches(Together(), 4, list)
+    assert not makes_whole_batches(Together(), None, None)
+
+
 def test_a_dry_run_keeps_nothing(pretend: Callable[[Pretended], None], tmp_path: Path) -> None:
     """It only tells."""
     pretend(Pretended(by_workers(_0=300, _2=200)))
@@ -302,7 +388,7 @@ def test_a_real_dataset_is_tuned(
 ) -> None:
     """Once without any pretending, by the fewest trials there are."""
     (tmp_path / "numbers_here.py").write_text("def make(): return list(range(64))\n")
-    monkeypatch.setattr(tuning, "first_candidates", lambda default, cpus: [default])
+    monkeypatch.setattr(tuning, "first_candidates", lambda default, cpus, **_: [default])
     target = f"{tmp_path}/numbers_here.py:make"
     assert main(["tune", target, "--seconds", "1", "--patience", "30", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -325,6 +411,10 @@ def test_a_picture_needs_the_extra_before_anything_is_tried(
         assert not pretended.tried
     else:
         plot_tuning(tune(Numbers(), progress=False), tmp_path / "a.png")
+        pretend(Pretended(by_threads, whole=True))
+        plot_tuning(tune(Numbers(), progress=False, dry_run=True), tmp_path / "b.svg")
+        assert (tmp_path / "b.svg").read_text().count("processes of 2 threads") == 2  # panels
+        pretend(pretended)
         assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
         pretended.tried.clear()
         for name, reason in (("none/a.png", "no folder"), ("a.mp3", "no format mp3")):
@@ -377,6 +467,18 @@ def test_a_race_begins_with_plans_around_the_cpus() -> None:
     counts = {plan.num_workers for plan in plans if plan.engine == "process"}
     assert counts == {0, 1, 2, 4, 8, 9}
     assert {plan.num_workers for plan in plans if plan.engine == "thread"} == {4, 8}
+    assert all(plan.threads_per_worker == 1 for plan in plans)
+
+
+def test_a_race_begins_with_shared_batches_where_it_may() -> None:
+    """As many threads as there are CPUs, in one process or several."""
+    plans = set(first_candidates(TWO, 8, shares=True)) - set(first_candidates(TWO, 8))
+    assert {(p.engine, p.num_workers, p.threads_per_worker) for p in plans} == {
+        ("process", 0, 8),
+        ("process", 1, 8),
+        ("process", 4, 2),
+    }
+    assert set(first_candidates(ONE, 1, shares=True)) == set(first_candidates(ONE, 1))
 
 
 def test_no_more_workers_are_tried_than_memory_allows() -> None:

@@ -44,7 +44,9 @@ def _options(benchmark: Benchmark) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--data", type=Path, help="class folders of pictures; by default rendered ones"
+        "--data",
+        type=Path,
+        help="class folders of pictures, or what the benchmark makes its data from",
     )
     parser.add_argument("--data-name", default="", help="what the result calls the data")
     parser.add_argument("--work", type=Path, help="where to work, on the disk to measure")
@@ -129,7 +131,7 @@ def _run_one(benchmark: Benchmark, options: argparse.Namespace) -> None:
 
 def _find_data(benchmark: Benchmark, options: argparse.Namespace, work: Path) -> tuple[Path, str]:
     """Return the folder of pictures and what the result calls it."""
-    if not benchmark.needs_pictures:
+    if not benchmark.needs_pictures and options.data is None:
         return work, "made by the benchmark"
     if options.data is not None:
         data = options.data.resolve()

@@ -27,7 +27,7 @@ from harness.files import read_all
 from harness.weigh import tree
 from sources import as_it_is, labelled_files
 
-__all__ = ["Task", "need", "run", "torch_batches"]
+__all__ = ["Task", "leave", "need", "run", "torch_batches"]
 
 _MISSING = 3
 _PREFETCH = 2  # batches that a worker makes in advance: what torch does by default
@@ -154,10 +154,10 @@ def run(
             figures = read_epoch(lambda: batches(task), count_labels(task.source), exact=exact)
     print(json.dumps(figures), flush=True)
     if not tidies:
-        _leave()
+        leave()
 
 
-def _leave() -> None:
+def leave() -> None:
     """End at once, and all workers: some rivals wait for theirs, or leave them behind."""
     sys.stderr.flush()
     for pid in tree()[1:]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sharedds.cli.measure import PATIENCE
 from sharedds.cli.text import complain, echo, silence
 from sharedds.errors import OptionError, SharedDSError
 from sharedds.progress import Progress
@@ -43,6 +44,7 @@ COULD_NOT_RUN = 2
     help="How workers will be started.  [default: the platform's best]",
 )
 @click.option("--transform", metavar="MODULE:NAME", help="A transform for a store or a folder.")
+@PATIENCE
 @click.option("--no-measure", is_flag=True, help="Only look; start no workers.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as one JSON object.")
 @click.option(
@@ -56,6 +58,7 @@ def doctor(
     samples: int | None,
     start_method: str | None,
     transform: str | None,
+    patience: float,
     no_measure: bool,
     as_json: bool,
     page: str | None,
@@ -78,6 +81,7 @@ def doctor(
                 samples=samples,
                 start_method=start_method,
                 transform=transform,
+                patience=patience,
                 measure=not no_measure,
             )
             written.write(report)

@@ -11,7 +11,9 @@ from sharedds.cli.text import Table, echo, shares
 from sharedds.text import decimal_size
 
 if TYPE_CHECKING:
+    from sharedds.ingest.preview import PreviewReport
     from sharedds.store import StoreInfo, VerifyReport
+    from sharedds.store.info import PatchInfo
 
 __all__ = ["info", "verify"]
 
@@ -23,17 +25,69 @@ _SHOWN_PROBLEMS = 50
 @click.command()
 @click.argument("store", type=click.Path())
 @click.option("--all", "show_all", is_flag=True, help="Show every class, not the first 20.")
+@click.option(
+    "--preview", type=click.Path(), metavar="PNG", help="Also draw some of the samples in a PNG."
+)
+@click.option(
+    "--patch", metavar="SIZE", help="Also say what patches cost, of 96,96,96 voxels for instance."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print it as one JSON object.")
-def info(store: str, *, show_all: bool, as_json: bool) -> int:
+def info(
+    store: str, *, show_all: bool, preview: str | None, patch: str | None, as_json: bool
+) -> int:
     """Show what is in STORE: schema, counts, classes, sizes, digest."""
     from sharedds.store import info as describe  # noqa: PLC0415 - help stays quick
+    from sharedds.store.info import patch_info  # noqa: PLC0415
 
     found = describe(store)
+    costs = None if patch is None else patch_info(store, _sizes(patch))
+    drawn = _draw(store, preview) if preview is not None else None
     if as_json:
-        echo(json.dumps(found.to_json()))
-    else:
-        _show(found, show_all=show_all)
+        more: dict[str, object] = {} if drawn is None else {"preview": drawn.to_json()}
+        if costs is not None:
+            more["patches"] = [cost.to_json() for cost in costs]
+        echo(json.dumps({**found.to_json(), **more}))
+        return 0
+    _show(found, show_all=show_all)
+    if costs is not None:
+        _show_costs(costs)
+    if drawn is not None:
+        echo("")
+        echo(f"  preview      {drawn.path}: {drawn.shown:,} of {drawn.samples:,} samples")
     return 0
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r}: whole numbers with commas between them, such as 96,96,96",
+            param_hint="--patch",
+        ) from None
+
+
+def _show_costs(costs: tuple[PatchInfo, ...]) -> None:
+    echo("")
+    if not costs:
+        echo("  patches      no field has arrays of so many axes")
+        return
+    table = Table("patches of", "from blocks of", "touched", "for each byte asked", "blocks")
+    for found in costs:
+        size = "x".join(map(str, found.patch))
+        for name, chunk, cost in (
+            (f"{found.field}, {size}", found.chunk, found.now),
+            ("  if packed anew", found.repacked_chunk, found.repacked),
+        ):
+            blocks, touched = "x".join(map(str, chunk)), decimal_size(cost.bytes_touched)
+            table.add(name, blocks, touched, f"{cost.amplification:.1f}", f"{cost.blocks:,.0f}")
+    table.print("  ")
+
+
+def _draw(store: str, path: str) -> PreviewReport:
+    from sharedds.ingest.preview import preview  # noqa: PLC0415 - help stays quick
+
+    return preview(store, path)
 
 
 def _show(found: StoreInfo, *, show_all: bool) -> None:

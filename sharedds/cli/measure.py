@@ -10,12 +10,12 @@ import click
 
 from sharedds.cli.text import echo
 
-__all__ = ["bench", "tune"]
+__all__ = ["PATIENCE", "bench", "tune"]
 
 _NARROWEST, _WIDEST = 60, 120
 _TRANSFORM = "Of the dataset: an attribute of a module or of a file.py."
 
-_PATIENCE = click.option(
+PATIENCE = click.option(
     "--patience",
     metavar="SECONDS",
     type=click.FloatRange(min=0, min_open=True),
@@ -63,7 +63,7 @@ def _bar() -> str:
     show_default=True,
     help="How many of the slowest samples to name.",
 )
-@_PATIENCE
+@PATIENCE
 @click.option("--json", "as_json", is_flag=True, help="Print it as one JSON object.")
 def bench(
     target: str,
@@ -124,7 +124,7 @@ def bench(
 @click.option("--transform", metavar="MODULE:ATTRIBUTE", help=_TRANSFORM)
 @click.option("--dry-run", is_flag=True, help="Find the plan, but do not keep it.")
 @click.option("--plot", type=click.Path(), help="Draw it: FILE.png, .svg or .pdf.")
-@_PATIENCE
+@PATIENCE
 @click.option("--json", "as_json", is_flag=True, help="Print it as one JSON object.")
 def tune(
     target: str,

@@ -1,14 +1,15 @@
-"""Values that words on the command line stand for: sizes, numbers of pixels or bytes, colours."""
+"""Values that words on the command line stand for: sizes, pixels, bytes, colours, numbers."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import click
 
 from sharedds.errors import OptionError
 
-__all__ = ["color", "nbytes", "pixels", "size"]
+__all__ = ["color", "nbytes", "numbers", "pixels", "size", "words"]
 
 
 def size(word: str) -> tuple[int, int]:
@@ -48,3 +49,27 @@ def color(word: str) -> tuple[int, int, int]:
         raise click.BadParameter(
             f"{word!r}: white, black, grey, or hexadecimal such as ff8800"
         ) from None
+
+
+def numbers(kind: type[int] | type[float]) -> Callable[[str], tuple[int | float, ...]]:
+    """Return what reads a word such as ``96,96,96`` (or ``96`` for all three) as three numbers."""
+
+    def parse(word: str) -> tuple[int | float, ...]:
+        try:
+            found = [kind(part) for part in re.split(r"[,x]", word)]
+        except ValueError:
+            found = []
+        if len(found) == 1:
+            found *= 3
+        if len(found) != 3:
+            example = "96,96,96" if kind is int else "1,1,2.5"
+            raise click.BadParameter(f"{word!r} is not three numbers such as {example}")
+        return tuple(found)
+
+    parse.__name__ = "numbers"
+    return parse
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Return the words of a text such as ``KVP,ConvolutionKernel``."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())

@@ -1,6 +1,12 @@
 """Pictures and blocks of numbers as bytes, both ways; safe with any bytes at all."""
 
-from sharedds.codecs.blocks import BLOCK_CODECS, decode_block, encode_block
+from sharedds.codecs.blocks import (
+    BLOCK_CODECS,
+    MAX_EFFORT,
+    BlockDecoder,
+    decode_block,
+    encode_block,
+)
 from sharedds.codecs.formats import IMAGE_FORMATS, ImageHeader, probe, sniff
 from sharedds.codecs.images import (
     DEFAULT_MAX_PIXELS,
@@ -20,6 +26,8 @@ __all__ = [
     "CHROMA",
     "DEFAULT_MAX_PIXELS",
     "IMAGE_FORMATS",
+    "MAX_EFFORT",
+    "BlockDecoder",
     "ImageHeader",
     "Scratch",
     "check",

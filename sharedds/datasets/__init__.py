@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sharedds.datasets.lazy import LazyDataset
     from sharedds.datasets.memmap import MemmapDataset
     from sharedds.datasets.randomness import same_view
+    from sharedds.datasets.volumes import VolumeDataset
 
 __all__ = [
     "ConcatDataset",
@@ -22,6 +23,7 @@ __all__ = [
     "IndexedDataset",
     "LazyDataset",
     "MemmapDataset",
+    "VolumeDataset",
     "concat",
     "same_view",
 ]
@@ -32,6 +34,7 @@ _HOMES = {
     "IndexedDataset": "indexed",
     "LazyDataset": "lazy",
     "MemmapDataset": "memmap",
+    "VolumeDataset": "volumes",
     "concat": "indexed",
     "same_view": "randomness",
 }

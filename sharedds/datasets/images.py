@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Literal, SupportsIndex
 
 import numpy as np
@@ -258,6 +258,14 @@ class ImageDataset(IndexedDataset[Any]):
             return False
         numbered = self._source.numbered()
         return numbered is None or (numbered and self.target_transform is None)
+
+    @property
+    def batch_form(self) -> Hashable | None:
+        """Shape and dtype of images, and whether there are labels; None without whole batches."""
+        form = self._pictures.form
+        if form is None or not self.makes_batches:
+            return None
+        return form.shape, form.dtype, self._source.numbered() is not None
 
     def load_batch(self, indices: Sequence[int], empty: Empty) -> Any:
         """Return what torch's ``default_collate`` makes of these samples, equal to the bit.

@@ -6,7 +6,7 @@ import bisect
 import copy
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Generic, Self, SupportsIndex, TypeVar
 
 import numpy as np
@@ -15,7 +15,15 @@ import torch
 import xxhash
 from torch.utils.data import Dataset, IterableDataset
 
-from sharedds.datasets.offers import tell_epoch
+from sharedds.datasets.offers import (
+    Empty,
+    JoinedMaker,
+    are_alike,
+    form_of_all,
+    reads_batches,
+    tell_end,
+    tell_epoch,
+)
 from sharedds.datasets.randomness import (
     batch_generators,
     keys_of_batch,
@@ -276,7 +284,7 @@ class ConcatDataset(IndexedDataset[T]):
     @property
     def reads_batches(self) -> bool:
         """Whether a part gains by reading several samples at once."""
-        return any(_reads_batches(part) for part in self.datasets)
+        return any(reads_batches(part) for part in self.datasets)
 
     def _read_batch(self, indices: Sequence[SupportsIndex]) -> list[T]:
         keys = keys_of_batch(len(indices))
@@ -285,7 +293,7 @@ class ConcatDataset(IndexedDataset[T]):
         self.advise(indices)
         for number, (places, numbers) in self._by_part(indices).items():
             part = self.datasets[number]
-            if not _reads_batches(part):
+            if not reads_batches(part):
                 for place, at in zip(places, numbers, strict=True):
                     with contexts[place]:
                         samples[place] = part[at]
@@ -299,6 +307,34 @@ class ConcatDataset(IndexedDataset[T]):
                 samples[place] = sample
         return samples
 
+    # --- whole batches
+
+    @property
+    def makes_batches(self) -> bool:
+        """Whether each dataset makes whole batches, and all of them alike, so that they can mix."""
+        return are_alike(self.datasets)
+
+    @property
+    def batch_form(self) -> Hashable | None:
+        """What whole batches look like; None where the datasets differ or do not tell."""
+        return form_of_all(self.datasets)
+
+    def load_batch(self, indices: Sequence[SupportsIndex], empty: Empty) -> Any:
+        """Return what torch's ``default_collate`` makes of these samples, equal to the bit.
+
+        Args:
+            indices: Numbers of the samples. Their keys are in hand, or torch's global generator
+                decides what is random.
+            empty: Gives the memory that they are written to, those of all datasets in one piece.
+
+        Raises:
+            SchemaError: A dataset makes no whole batches, or others than the rest.
+            SampleIndexError: There is no such sample.
+            Exception: Whatever a dataset raises.
+        """
+        positions = [self._position(index) for index in indices]
+        return JoinedMaker(self.datasets, self._ends)(positions, empty)
+
     def advise(self, indices: Sequence[SupportsIndex]) -> None:
         """Tell each dataset which of its samples are read next."""
         for number, (_, numbers) in self._by_part(indices).items():
@@ -310,6 +346,11 @@ class ConcatDataset(IndexedDataset[T]):
         """Tell each dataset that wants to know which epoch begins; a loader calls this."""
         for part in self.datasets:
             tell_epoch(part, epoch)
+
+    def end_epoch(self, epoch: int) -> None:
+        """Tell each dataset that wants to know that an epoch is over; a loader calls this."""
+        for part in self.datasets:
+            tell_end(part, epoch)
 
     def key(self, index: SupportsIndex) -> str:
         """Return the name that a sample has in the dataset it lies in."""
@@ -324,11 +365,6 @@ class ConcatDataset(IndexedDataset[T]):
 
     def __repr__(self) -> str:
         return f"ConcatDataset({', '.join(type(part).__name__ for part in self.datasets)})"
-
-
-def _reads_batches(part: Any) -> bool:
-    known = getattr(part, "reads_batches", None)
-    return bool(getattr(part, "__getitems__", None)) if known is None else bool(known)
 
 
 def checked_batch(dataset: Any, samples: Any, count: int) -> list[Any]:

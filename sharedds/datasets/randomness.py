@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +31,7 @@ __all__ = [
     "batch_uniforms",
     "keys_of_batch",
     "making_batch",
+    "making_rows",
     "making_sample",
     "same_view",
     "sample_generator",
@@ -45,6 +45,7 @@ class _Hand(threading.local):
 
     scope: _Scope | None = None
     same: same_view | None = None
+    rows: tuple[int, int] | None = None  # the first row that is made, and the rows of the batch
 
 
 _hand = _Hand()
@@ -60,12 +61,7 @@ class _Scope:
         self.turn = current_turn()
         _hand.scope = self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *about: object) -> None:
         _hand.scope = self._outer
 
     def generator(self) -> np.random.Generator:
@@ -204,32 +200,54 @@ class same_view:  # noqa: N801
         ...     image, mask = images[index], masks[index]  # doctest: +SKIP
     """
 
-    __slots__ = ("_drawn", "_outer")
+    __slots__ = ("_drawn", "_outer", "_rows")
 
     def __enter__(self) -> None:
-        self._outer = _hand.same
+        self._outer, self._rows = _hand.same, _hand.rows
         self._drawn: npt.NDArray[np.float64] | None = None
-        _hand.same = self
+        _hand.same, _hand.rows = self, None
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        _hand.same = self._outer
+    def __exit__(self, *about: object) -> None:
+        _hand.same, _hand.rows = self._outer, self._rows
 
     def uniforms(self, rows: int, count: int) -> npt.NDArray[np.float64]:
         """Return the numbers that the first view drew."""
+        first, whole = _hand.rows or (0, rows)
         if self._drawn is None:
-            self._drawn = _draw(rows, count, "view")
-        if self._drawn.shape != (rows, count):
+            self._drawn = np.full((whole, count), np.nan)
+        own = self._drawn[first : first + rows]
+        if self._drawn.shape != (whole, count) or len(own) != rows:
             first_rows, first_count = self._drawn.shape
             raise OptionError(
                 f"same_view: {rows} at once of {count} random numbers each, after {first_rows} of "
                 f"{first_count}; views of one kind, and batches of one size, can show the same part"
             )
-        return self._drawn
+        missing = np.isnan(own).any(axis=1)
+        if missing.any():
+            own[missing] = _draw(rows, count, "view")[missing]
+        return own
+
+
+class making_rows:  # noqa: N801
+    """While open, some rows of a batch are made, the others by other calls.
+
+    Args:
+        own: Which rows.
+        count: Rows of the batch.
+    """
+
+    __slots__ = ("_count", "_first", "_outer")
+
+    def __init__(self, own: slice, count: int) -> None:
+        self._first, self._count = int(own.start), count
+
+    def __enter__(self) -> None:
+        self._outer = outer = _hand.rows
+        begin, count = outer or (0, self._count)
+        _hand.rows = begin + self._first, count
+
+    def __exit__(self, *about: object) -> None:
+        _hand.rows = self._outer
 
 
 def batch_uniforms(rows: int, count: int, purpose: str = "view") -> npt.NDArray[np.float64]:

@@ -33,29 +33,36 @@ class Settings:
         engine: "process" or "thread".
         num_workers: Workers; 0 loads in the training process.
         prefetch_factor: Batches each worker prepares; None without workers.
+        threads_per_worker: Threads that make the samples of one batch.
     """
 
     engine: str
     num_workers: int
     prefetch_factor: int | None = None
+    threads_per_worker: int = 1
 
     @property
     def label(self) -> str:
         """In words."""
+        threads = self.threads_per_worker
+        several = f" of {threads} threads" if threads > 1 else ""
         if not self.num_workers:
-            return "no workers"
+            return f"no workers, {threads} threads" if several else "no workers"
         noun = "thread" if self.engine == "thread" else "process"
         plural = "" if self.num_workers == 1 else "es" if noun == "process" else "s"
-        return f"{self.num_workers} {noun}{plural}, prefetch {self.prefetch_factor}"
+        return f"{self.num_workers} {noun}{plural}{several}, prefetch {self.prefetch_factor}"
 
     def arguments(self) -> dict[str, Any]:
         """Return them as arguments of :func:`~sharedds.build_loader`."""
+        several = {"threads_per_worker": self.threads_per_worker}
+        threads = several if self.threads_per_worker > 1 else {}
         if not self.num_workers:
-            return {"num_workers": 0}
+            return {"num_workers": 0, **threads}
         return {
             "engine": self.engine,
             "num_workers": self.num_workers,
             "prefetch_factor": self.prefetch_factor,
+            **threads,
         }
 
 

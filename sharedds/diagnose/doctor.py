@@ -17,7 +17,7 @@ from sharedds.diagnose.hazards import Hazard
 from sharedds.diagnose.isolated import run_isolated
 from sharedds.diagnose.report import DoctorReport, Verdict, by_reason, reason_of, where_of
 from sharedds.diagnose.target import Opened, Target, load_target
-from sharedds.diagnose.trial import Trial, TrialOptions, run_trial
+from sharedds.diagnose.trial import PATIENCE, SILENT, Trial, TrialOptions, run_trial
 from sharedds.errors import OptionError
 from sharedds.host.machine import Machine
 from sharedds.host.machine import machine as look
@@ -52,6 +52,7 @@ def doctor(
     start_method: str | None = None,
     measure: bool = True,
     transform: str | None = None,
+    patience: float = PATIENCE,
     tick: Tick | None = None,
 ) -> DoctorReport:
     """Find out what a dataset costs its workers, and what in it does not survive a new process.
@@ -69,6 +70,7 @@ def doctor(
         start_method: How workers will be started; None for the platform's best.
         measure: Whether to start workers at all.
         transform: ``"module:attribute"`` of a transform for the dataset.
+        patience: Seconds without a sign of life after which a process counts as hanging.
         tick: Called several times a second with what is being done, how many steps are done, and
             how many there are.
 
@@ -76,13 +78,16 @@ def doctor(
         OptionError: The target is no dataset or cannot be made, or an option makes no sense.
         SourceError: There is no such file.
     """
+    if not patience > 0:
+        raise OptionError(f"patience={patience}: more than 0 is expected")
     made = load_target(target, transform=transform)
     paths = [made.source] if made.kind in ("store", "folder") else []
     machine = look(paths)
     chosen = _checked(num_workers, batch_size, samples, start_method, machine)
     workers = num_workers or max(1, min(_MOST_WORKERS, machine.cpus.count))
     plans = _planned(machine, chosen, workers, samples) if measure else []
-    found = _examined(made, _step(tick, 0, len(plans) + 1))
+    plans = [replace(each, patience=patience) for each in plans]
+    found = _examined(made, patience, _step(tick, 0, len(plans) + 1))
     if plans and found.samples == 0:
         raise OptionError(f"{made.name}: the dataset is empty: there is nothing to load")
     if found.is_iterable:
@@ -136,13 +141,20 @@ def _checked(
     return start_method or available[0]
 
 
-def _examined(target: Target, tick: Callable[[str], None] | None) -> Examined:
+def _examined(target: Target, patience: float, tick: Callable[[str], None] | None) -> Examined:
     if target.kind == "object" and not (_makes_one(target.value) and _can_be_sent(target)):
         return examined(examine(_opened(target), tick or (lambda _: None)))
-    finished = run_isolated("examine", {}, target.recipe, tick=tick)
+    finished = run_isolated("examine", {}, target.recipe, patience=patience, tick=tick)
     if finished.error is not None or not finished.results:
-        raise OptionError(finished.error or f"{target.name}: nothing was found out about it")
+        error = finished.error or f"{target.name}: nothing was found out about it"
+        raise OptionError(_with_advice(error))
     return examined(finished.results[0])
+
+
+def _with_advice(error: str) -> str:
+    """An error, and what helps where a process seems to hang."""
+    more = "; with more patience (--patience SECONDS) it may get there"
+    return error + more if error.startswith(SILENT) else error
 
 
 def _makes_one(value: Any) -> bool:
@@ -284,7 +296,7 @@ def _failing(
         Hazard(
             kind="start",
             path="dataset",
-            what=f"workers fail ({', '.join(map(where_of, failed))}): {reason}",
+            what=f"workers fail ({', '.join(map(where_of, failed))}): {_with_advice(reason)}",
             fix=fix_of("start", "dataset"),
             breaks=any(each.options.start_method == "fork" for each in failed),
             spawn=0 if all(each.options.start_method == "fork" for each in failed) else None,

@@ -31,6 +31,7 @@ __all__ = [
     "FEW_ITEMS",
     "OWN_ROOMS",
     "Part",
+    "arrow_table",
     "attributes",
     "modules_used",
     "near",
@@ -60,6 +61,9 @@ _PLAIN = (*_LEAVES[:8], type, types.ModuleType)
 #: Rooms of this package whose objects keep data in files and handles in one process.
 OWN_ROOMS = ("sharedds.handles.", "sharedds.packed.", "sharedds.store.")
 _CLASS_DICT: Callable[[type], Mapping[str, Any]] = type.__dict__["__dict__"].__get__
+#: Tables of Hugging Face's datasets: beside an Arrow table they keep its batches and its blocks,
+#: which are the same memory, and which a copy in another process makes anew of the table.
+_ARROW_TABLES = "datasets.table"
 _LIBRARIES = frozenset({"torch", "numpy", "sharedds", "PIL", "pandas", "torchvision"})
 _INSTALLED = frozenset({"site-packages", "dist-packages"})  # folders of such packages
 
@@ -185,8 +189,15 @@ def own_attributes(obj: object) -> dict[str, Any]:
     return {}
 
 
+def arrow_table(obj: object) -> Any:
+    """Return the Arrow table that is all the memory of a table of datasets; None of others."""
+    return own_attributes(obj).get("table") if type(obj).__module__ == _ARROW_TABLES else None
+
+
 def attributes(obj: object) -> dict[str, Any]:
     """Return what an object holds by name: in its ``__dict__`` and in its slots."""
+    if (table := arrow_table(obj)) is not None:
+        return {"table": table}
     found = dict(itertools.islice(tuple(own_attributes(obj).items()), _MOST_ATTRIBUTES))
     for kind in type(obj).__mro__:
         if kind.__module__ == "builtins":

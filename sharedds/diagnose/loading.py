@@ -22,6 +22,7 @@ from sharedds.host.cpus import usable_cpus
 from sharedds.loader.build import build_loader
 from sharedds.loader.facts import fingerprint_of
 from sharedds.loader.heap import give_back
+from sharedds.loader.planning import makes_whole_batches
 from sharedds.memory import ProcessMemory, process_memory, process_tree
 from sharedds.order import Shuffled
 
@@ -131,7 +132,7 @@ def build(opened: Opened, options: Mapping[str, Any]) -> Any:
         if options[name] is not None
     }
     if options["loader"] == "sharedds":
-        for name in ("engine", "start_method", "max_memory"):
+        for name in ("engine", "start_method", "max_memory", "threads_per_worker"):
             if options[name] is not None:
                 asked[name] = options[name]
         has_length = hasattr(dataset, "__len__")  # what has none is refused by the loader
@@ -206,6 +207,8 @@ def measure_loading(
         "engine": "thread" if is_thread else "process",
         "plan": plan.to_dict() if plan is not None else None,
         "fingerprint": fingerprint_of(opened.dataset),
+        "whole_batches": plan is not None
+        and makes_whole_batches(opened.dataset, options["batch_size"], opened.collate_fn),
     }
     say("ending the loader")
     reading.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 from typing import Any
 
@@ -14,6 +15,7 @@ __all__ = ["expect_picture", "plot_tuning", "require_plots"]
 
 _COLORS = {"process": "#1f5fa8", "thread": "#c4572a"}
 _NAMES = {"process": "processes", "thread": "threads"}
+_SHADES = ("#4fa3a5", "#7a5fb0", "#8a8f3c", "#b0508a")  # of processes with several threads each
 
 
 def require_plots() -> Any:
@@ -68,12 +70,16 @@ def plot_tuning(report: TuneReport, path: str | os.PathLike[str]) -> None:
     """
     figure = require_plots()(figsize=(7.0, 5.6), layout="constrained")
     rates, memory = figure.subplots(2, 1, sharex=True)
-    for engine in ("process", "thread"):
-        points = _points(report, engine)
+    kinds = sorted({(s.engine, s.threads_per_worker) for s in _tried(report)})
+    shades = itertools.cycle(_SHADES)
+    for engine, threads in kinds:
+        points = _points(report, engine, threads)
         if not points:
             continue
         workers = [each.settings.num_workers for each in points]
-        style = {"marker": "o", "color": _COLORS[engine], "label": _NAMES[engine]}
+        several = f" of {threads} threads" if threads > 1 else ""
+        color = next(shades) if several else _COLORS[engine]
+        style = {"marker": "o", "color": color, "label": f"{_NAMES[engine]}{several}"}
         rates.plot(workers, [each.samples_per_second for each in points], **style)
         memory.plot(workers, [(each.memory or 0) / 1e6 for each in points], **style)
     for settings, name, marker, size in (
@@ -109,15 +115,21 @@ def plot_tuning(report: TuneReport, path: str | os.PathLike[str]) -> None:
         raise SourceError(f"{os.fspath(path)}: the picture cannot be written ({error})") from error
 
 
-def _points(report: TuneReport, engine: str) -> list[Candidate]:
+def _tried(report: TuneReport) -> list[Settings]:
+    return [each.settings for each in report.candidates if each.samples_per_second is not None]
+
+
+def _points(report: TuneReport, engine: str, threads: int) -> list[Candidate]:
     """Return the plans of one engine by workers; of several depths the fastest."""
     best: dict[int, Candidate] = {}
-    none = Settings(engine="process", num_workers=0)
+    none = Settings(engine="process", num_workers=0, threads_per_worker=threads)
     for each in report.candidates:
         settings = each.settings
-        if each.samples_per_second is None or (settings.engine != engine and settings != none):
+        is_kind = (settings.engine, settings.threads_per_worker) == (engine, threads)
+        if each.samples_per_second is None or not (is_kind or settings == none):
             continue
         known = best.get(settings.num_workers)
         if known is None or (known.samples_per_second or 0) < each.samples_per_second:
             best[settings.num_workers] = each
-    return [best[count] for count in sorted(best)] if set(best) - {0} else []
+    is_line = threads > 1 or set(best) - {0}  # no workers alone are no line of an engine
+    return [best[count] for count in sorted(best)] if is_line else []

@@ -35,6 +35,7 @@ from sharedds.diagnose.containers import (
     item_blocks,
     item_count,
 )
+from sharedds.diagnose.graph import arrow_table
 from sharedds.diagnose.sizes import allocated, coster
 
 __all__ = ["Price", "Pricer"]
@@ -312,4 +313,6 @@ def _referents(obj: Any, kind: type) -> list[Any]:
         return [*obj.keys(), *obj.values()]
     if issubclass(kind, (np.ndarray, torch.Tensor)):
         return []
+    if (table := arrow_table(obj)) is not None:
+        return [table]
     return gc.get_referents(obj)

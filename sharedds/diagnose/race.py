@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
 from sharedds.diagnose.comparing import Settings, noise, standing
@@ -26,6 +26,7 @@ class Race:
         default: The plan that the loader would choose.
         ceiling: The most memory, in bytes; None for no limit.
         most_workers: Where the number of workers ends.
+        shares: Whether several threads may make one batch in a worker process.
         rounds: Samples per second of each plan, by round.
         memory: The most that each plan held, in bytes.
         out: Why a plan is not tried any more.
@@ -35,6 +36,7 @@ class Race:
     default: Settings
     ceiling: int | None
     most_workers: int
+    shares: bool = False
     rounds: list[dict[Settings, float]] = field(default_factory=list)
     memory: dict[Settings, int] = field(default_factory=dict)
     out: dict[Settings, str] = field(default_factory=dict)
@@ -99,13 +101,12 @@ class Race:
         """Let more workers join where the most so far were the best; whether any did."""
         means = {s: mean for s, mean in self.means().items() if s in self.alive}
         has_grown = False
-        for engine in ("process", "thread"):
+        kinds = sorted({(s.engine, s.threads_per_worker) for s in means if s.num_workers})
+        for kind in kinds:
             family = sorted(
-                (s for s in means if s.engine == engine and s.num_workers),
+                (s for s in means if (s.engine, s.threads_per_worker) == kind and s.num_workers),
                 key=lambda s: s.num_workers,
             )
-            if not family:
-                continue
             top = family[-1]
             below = [means[s] for s in family if s.num_workers < top.num_workers]
             if below and means[top] < max(below) + _WORTH_IT:
@@ -113,24 +114,27 @@ class Race:
             if means[top] + _WORTH_IT < max(means.values()):
                 continue
             more = top.num_workers + max(1, top.num_workers // 2)
-            has_grown |= self._add_with_room(
-                Settings(engine=engine, num_workers=more, prefetch_factor=top.prefetch_factor),
-                like=top,
-            )
+            has_grown |= self._add_with_room(replace(top, num_workers=more), like=top)
         return has_grown
 
     def vary(self) -> bool:
-        """Let the best plan join with other depths of prefetching; whether any did."""
+        """Let the best plan join with other depths of prefetching and other numbers of threads.
+
+        Returns:
+            Whether any did.
+        """
         best = self.best()
-        if not best.num_workers or best.prefetch_factor is None:
-            return False
-        depths = {max(1, best.prefetch_factor // 2), best.prefetch_factor * 2}
+        others = []
+        if best.num_workers and (depth := best.prefetch_factor) is not None:
+            others += [replace(best, prefetch_factor=max(1, depth // 2))]
+            others += [replace(best, prefetch_factor=depth * 2)]
+        if self.shares and best.engine == "process":
+            threads = best.threads_per_worker
+            others += [replace(best, threads_per_worker=max(1, threads // 2))]
+            others += [replace(best, threads_per_worker=threads * 2)]
         has_grown = False
-        for depth in sorted(depths - {best.prefetch_factor}):
-            has_grown |= self._add_with_room(
-                Settings(engine=best.engine, num_workers=best.num_workers, prefetch_factor=depth),
-                like=best,
-            )
+        for settings in others:
+            has_grown |= self._add_with_room(settings, like=best)
         return has_grown
 
     def _add_with_room(self, settings: Settings, *, like: Settings) -> bool:
@@ -166,7 +170,11 @@ class Race:
         ]
         return min(
             near,
-            key=lambda s: (self.memory.get(s, 0), s.num_workers, s.prefetch_factor != depth),
+            key=lambda s: (
+                self.memory.get(s, 0),
+                s.num_workers * s.threads_per_worker,
+                s.prefetch_factor != depth,
+            ),
         )
 
     def rate(self, settings: Settings) -> float | None:
@@ -175,8 +183,14 @@ class Race:
         return median(rates) if rates else None
 
 
-def first_candidates(default: Settings, cpus: int) -> Iterator[Settings]:
-    """Yield the plans that a race begins with."""
+def first_candidates(default: Settings, cpus: int, *, shares: bool = False) -> Iterator[Settings]:
+    """Yield the plans that a race begins with.
+
+    Args:
+        default: The plan that the loader would choose.
+        cpus: CPUs that there are.
+        shares: Whether several threads may make one batch in a worker process.
+    """
     yield default
     yield Settings(engine="process", num_workers=0)
     depth = default.prefetch_factor or 2
@@ -184,3 +198,12 @@ def first_candidates(default: Settings, cpus: int) -> Iterator[Settings]:
         yield Settings(engine="process", num_workers=count, prefetch_factor=depth)
     for count in sorted({max(1, cpus // 2), cpus}):
         yield Settings(engine="thread", num_workers=count, prefetch_factor=depth)
+    if shares and cpus > 1:
+        yield Settings(engine="process", num_workers=0, threads_per_worker=cpus)
+        for count, threads in sorted({(1, cpus), (max(1, cpus // 2), 2)}):
+            yield Settings(
+                engine="process",
+                num_workers=count,
+                prefetch_factor=depth,
+                threads_per_worker=threads,
+            )

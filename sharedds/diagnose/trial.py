@@ -37,6 +37,8 @@ class TrialOptions:
         default_batch_size: Samples in a batch if nobody says.
         engine: "process" or "thread" (sharedds only); None for the plan's choice.
         prefetch_factor: Batches each worker prepares; None for the loader's choice.
+        threads_per_worker: Threads that make one batch (sharedds only); None for the loader's
+            choice.
         pin_memory: Whether to pin; None for the loader's choice.
         max_memory: A budget for the loader (sharedds only), in bytes or words.
         samples: How many to read at most; None for no limit.
@@ -56,6 +58,7 @@ class TrialOptions:
     default_batch_size: int = 1
     engine: str | None = None
     prefetch_factor: int | None = None
+    threads_per_worker: int | None = None
     pin_memory: bool | None = None
     max_memory: float | str | None = None
     samples: int | None = None
@@ -116,6 +119,8 @@ class Trial:
         points: Memory over the samples.
         plan: The loader's plan as plain values; None for torch's DataLoader.
         fingerprint: What tells the dataset from others; empty if it does not say.
+        whole_batches: Whether the dataset makes whole batches, without code of the user for each
+            sample: then several threads can make one.
     """
 
     options: TrialOptions
@@ -138,6 +143,7 @@ class Trial:
     points: tuple[MemoryPoint, ...] = ()
     plan: dict[str, Any] | None = field(default=None, hash=False)
     fingerprint: str = ""
+    whole_batches: bool = False
 
     @property
     def samples_per_second(self) -> float | None:

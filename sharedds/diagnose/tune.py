@@ -174,15 +174,17 @@ class _Tuning:
             engine=trial.plan["engine"] if trial.num_workers else "process",
             num_workers=trial.num_workers,
             prefetch_factor=trial.plan["prefetch_factor"],
+            threads_per_worker=trial.plan["threads_per_worker"],
         )
         self._plans[default] = trial.plan
         race = Race(
             default=default,
             ceiling=self.ceiling,
             most_workers=min(_MOST_WORKERS, max(4 * self.cpus, default.num_workers)),
+            shares=trial.whole_batches,
         )
         race.record({default: trial})
-        for settings in first_candidates(default, self.cpus):
+        for settings in first_candidates(default, self.cpus, shares=race.shares):
             race.add(settings)
         return race
 
@@ -246,7 +248,10 @@ class _Tuning:
             )
             for settings in sorted(
                 {*race.alive, *race.out},
-                key=lambda s: (s.num_workers > 0, s.engine, s.num_workers, s.prefetch_factor or 0),
+                key=lambda s: (
+                    *(s.num_workers > 0, s.engine, s.threads_per_worker),
+                    *(s.num_workers, s.prefetch_factor or 0),
+                ),
             )
         )
         return TuneReport(

@@ -9,6 +9,7 @@ This is the only room that knows about fork, spawn and pickle. It offers:
 * :func:`map_file` - one read-only mapping for each real file of a process, however it is spelled;
 * :class:`SharedFile` - bytes in a file without a name, which other processes reach in O(1);
 * :class:`WritableFile` - such a file that many processes write to; :class:`SharedCounts`;
+* :class:`Remade` - such a file of which nothing is missed where it is gone;
 * :func:`open_environment` - one LMDB environment for each real file of a process.
 
 The two registries identify a file by device and inode, since two paths may lead to one file. In a
@@ -21,13 +22,14 @@ from sharedds.handles.mapped import MappedFile, Passing, map_file
 from sharedds.handles.process import ForkGate, MadeHere, Unforked, per_process, unsent
 from sharedds.handles.shared import SharedFile, anonymous_file
 from sharedds.handles.storage import absolute_path, free_bytes, storage_errors
-from sharedds.handles.writable import SharedCounts, WritableFile, lock_file, unlock_file
+from sharedds.handles.writable import Remade, SharedCounts, WritableFile, lock_file, unlock_file
 
 __all__ = [
     "ForkGate",
     "MadeHere",
     "MappedFile",
     "Passing",
+    "Remade",
     "SharedCounts",
     "SharedFile",
     "Unforked",

@@ -9,11 +9,12 @@ import os
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator
-from typing import Any, Self
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, Self, TypeVar
 
 import psutil
 
+from sharedds.errors import SourceError
 from sharedds.handles.process import ForkGate, per_process
 from sharedds.handles.shared import SharedFile, anonymous_file
 from sharedds.handles.storage import storage_errors
@@ -24,7 +25,9 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-__all__ = ["SharedCounts", "WritableFile", "lock_file", "unlock_file"]
+__all__ = ["Remade", "SharedCounts", "WritableFile", "lock_file", "unlock_file"]
+
+F = TypeVar("F", bound=SharedFile)
 
 _PAUSE = 0.0005
 _CLAIM_SECONDS = 0.2
@@ -232,3 +235,32 @@ class SharedCounts(WritableFile):
 def _release(words: memoryview, begin: int, owner: int) -> None:
     if os.getpid() == owner:
         words[begin] = 0
+
+
+class Remade(Generic[F]):
+    """A shared file that is made anew where it cannot be reached any more.
+
+    So a pickle that was kept opens after the process has ended that made the file. What was in the
+    file went with that process.
+
+    Args:
+        make: Makes the file; it is pickled along.
+
+    Attributes:
+        file: The file.
+    """
+
+    def __init__(self, make: Callable[[], F]) -> None:
+        self._make = make
+        self.file = make()
+
+    def __getstate__(self) -> Any:
+        return self._make, type(self.file), self.file.__getstate__()
+
+    def __setstate__(self, state: Any) -> None:
+        self._make, kind, inner = state
+        self.file = kind.__new__(kind)
+        try:
+            self.file.__setstate__(inner)
+        except SourceError:
+            self.file = self._make()

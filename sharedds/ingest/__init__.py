@@ -1,10 +1,12 @@
-"""Ways into a store: a folder of images is packed, and exported again. Never imports torch."""
+"""Ways into a store: a folder of images or volumes is packed, and exported again; without torch."""
 
 from sharedds.ingest.export import ExportReport, export
 from sharedds.ingest.images import ImageRecipe
-from sharedds.ingest.pack import pack
+from sharedds.ingest.pack import pack, pack_images
 from sharedds.ingest.planning import plan_packing
 from sharedds.ingest.report import PackReport
+from sharedds.ingest.volume_pack import pack_volumes
+from sharedds.ingest.volume_recipe import VolumeRecipe
 from sharedds.ingest.ways import PackPlan
 
 __all__ = [
@@ -12,7 +14,10 @@ __all__ = [
     "ImageRecipe",
     "PackPlan",
     "PackReport",
+    "VolumeRecipe",
     "export",
     "pack",
+    "pack_images",
+    "pack_volumes",
     "plan_packing",
 ]

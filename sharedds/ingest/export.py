@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import os
-import secrets
-import shutil
-from array import array
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
-import xxhash
 
 from sharedds.codecs import encode_image, sniff
 from sharedds.errors import (
@@ -22,9 +14,17 @@ from sharedds.errors import (
     SharedDSError,
     SourceError,
     StoreExistsError,
-    StoreFormatError,
 )
-from sharedds.handles import absolute_path, storage_errors
+from sharedds.handles import absolute_path
+from sharedds.ingest.export_folder import (
+    TAKEN,
+    ExportReport,
+    Names,
+    NewFolder,
+    inside,
+    with_suffix,
+)
+from sharedds.ingest.volume_export import Suffix, export_volumes, holds_volumes
 from sharedds.progress import Progress
 from sharedds.store import Store
 from sharedds.text import printable
@@ -39,54 +39,34 @@ _SUFFIXES = {
     "bmp": (".bmp", ".dib"),
     "tiff": (".tif", ".tiff"),
 }
-_LONGEST_NAME = 255
-_LABELS = b"labels.csv"
-_TAKEN = (FileExistsError, NotADirectoryError, IsADirectoryError)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportReport:
-    """What an export wrote (or would write, with ``dry_run``).
-
-    Attributes:
-        path: The folder.
-        files: Files of samples in it.
-        empty: Samples that have no value in the field, so no file.
-        bytes: Bytes of all files of samples.
-        dry_run: Nothing was written.
-    """
-
-    path: str
-    files: int
-    empty: int
-    bytes: int
-    dry_run: bool
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
 
 
 def export(
     store: str | os.PathLike[str],
     folder: str | os.PathLike[str],
     *,
-    field: str = "image",
+    field: str | None = None,
     labels: bool = False,
+    suffix: Suffix | None = None,
     dry_run: bool = False,
     progress: bool | None = None,
 ) -> ExportReport:
-    """Write one field of every sample to a folder, byte for byte as it is stored.
+    """Write a store back to a folder: pictures byte for byte as they are stored, volumes as NIfTI.
 
     A store packed with ``codec="keep"`` gives back identical files under identical names. Raw
     pixels become PNG. Where the content is of another format than the name says (after encoding
     anew), the right extension is added to the name. The folder appears when it is whole.
 
+    Of a store of volumes the folder holds ``images/CASE.nii.gz`` and ``labels/CASE.nii.gz`` with
+    the stored voxels, factors and affine; ``volume_export`` says how.
+
     Args:
         store: The store.
         folder: The folder to make; it must not exist, or be empty.
-        field: The field to write.
-        labels: Also write ``labels.csv`` with the columns path and label.
+        field: The field to write; by default ``image``, and of volumes also ``label``.
+        labels: Also write ``labels.csv`` with the columns path and label. Labels of volumes are
+            files, which are written anyway; there it only makes their absence an error.
+        suffix: Of volumes, ``".nii.gz"`` (the default) or ``".nii"``.
         dry_run: Read and check everything; nothing is written.
         progress: True or False to show a bar; by default after two seconds.
 
@@ -95,8 +75,9 @@ def export(
         CorruptDataError: A value fails its checksum; nothing appears under the final name.
         StorageFullError: No room.
         StoreFormatError: A key would lead out of the folder, or two cannot both be files.
-        OptionError: There are no labels to write.
+        OptionError: There are no labels to write, or ``suffix`` is given for pictures.
         SampleKeyError: There is no such field, or it does not hold pictures or bytes.
+        MissingExtraError: Volumes are written with nibabel, which is not installed.
     """
     source = Store(store)
     path = absolute_path(folder)
@@ -105,6 +86,22 @@ def export(
         raise StoreExistsError(
             f"{printable(path)} exists and is not an empty folder; name another one", path=path
         )
+    if holds_volumes(source):
+        return export_volumes(
+            source,
+            path,
+            field=field,
+            labels=labels,
+            suffix=".nii.gz" if suffix is None else suffix,
+            dry_run=dry_run,
+            progress=progress,
+        )
+    if suffix is not None:
+        raise OptionError(
+            f"{source.path}: suffix={suffix!r} is for volumes; pictures keep their names",
+            path=source.path,
+        )
+    field = "image" if field is None else field
     kinds = {f.name: f.kind for f in source.header.fields}
     if field not in kinds:
         raise SampleKeyError(
@@ -117,9 +114,9 @@ def export(
             f"{source.path}: no labels in it to write", path=source.path, field="label"
         )
     files = empty = total = 0
-    names = _Names()
+    names = Names()
     with contextlib.ExitStack() as stack:
-        out = None if dry_run else stack.enter_context(_NewFolder(path))
+        out = None if dry_run else stack.enter_context(NewFolder(path))
         table = stack.enter_context(out.table()) if out is not None and labels else None
         bar = stack.enter_context(
             Progress("exporting", total=len(source), unit="files", enabled=progress)
@@ -135,7 +132,7 @@ def export(
                     try:
                         out.write(name, data)
                     except SourceError as error:
-                        if isinstance(error.__cause__, _TAKEN):
+                        if isinstance(error.__cause__, TAKEN):
                             names.require_room_for_all(source)
                         raise
                 if table is not None:
@@ -145,142 +142,6 @@ def export(
         if out is None:
             names.require_room_for_all(source)
     return ExportReport(path=path, files=files, empty=empty, bytes=total, dry_run=dry_run)
-
-
-class _NewFolder:
-    """A folder that gets its name when it is whole; it is removed if that fails.
-
-    Until then its name is one that nobody else has, so that nothing of anybody's is overwritten.
-    A folder that is there already, and empty, stays: it may be where a shell or a mount is.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._work = os.fsencode(f"{path}.exporting-{secrets.token_hex(4)}")
-        self._made = b""
-
-    def __enter__(self) -> _NewFolder:
-        try:
-            os.makedirs(self._work)
-        except OSError as error:
-            raise self._error(self._path, error) from error
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is None:
-                if os.path.isdir(self._path):
-                    self._fill()
-                else:
-                    os.rename(self._work, self._path)
-        except OSError as error:
-            if isinstance(error, SharedDSError):
-                raise
-            raise self._error(self._path, error) from error
-        finally:
-            shutil.rmtree(self._work, ignore_errors=True)
-
-    def _fill(self) -> None:
-        """Move everything into the folder that is there; all of it, or nothing."""
-        if os.listdir(self._path):
-            raise StoreExistsError(
-                f"{printable(self._path)} was filled by another program meanwhile; name another "
-                "folder",
-                path=self._path,
-            )
-        target = os.fsencode(self._path)
-        moved: list[bytes] = []
-        try:
-            for name in os.listdir(self._work):
-                os.rename(os.path.join(self._work, name), os.path.join(target, name))
-                moved.append(name)
-        except BaseException:
-            for name in moved:
-                os.rename(os.path.join(target, name), os.path.join(self._work, name))
-            raise
-
-    def _error(self, name: str, error: OSError) -> SourceError:
-        return SourceError(
-            f"{printable(name)}: cannot be written ({error.strerror or error})", path=name
-        )
-
-    def write(self, name: bytes, data: bytes | memoryview) -> None:
-        """Write one new file, with the folders it lies in."""
-        path = os.path.join(self._work, name)
-        parent = os.path.dirname(path)
-        try:
-            with storage_errors(self._path):
-                if parent != self._made:
-                    os.makedirs(parent, exist_ok=True)
-                    self._made = parent
-                with open(path, "xb") as file:
-                    file.write(data)
-        except OSError as error:
-            if error.errno is None:  # StorageFullError says it all
-                raise
-            raise self._error(os.path.join(self._path, os.fsdecode(name)), error) from error
-
-    @contextlib.contextmanager
-    def table(self) -> Iterator[Any]:
-        """Give a writer for the rows of ``labels.csv``."""
-        with (
-            storage_errors(self._path),
-            open(
-                os.path.join(self._work, _LABELS),
-                "x",
-                encoding="utf-8",
-                errors="surrogateescape",
-                newline="",
-            ) as file,
-        ):
-            rows = csv.writer(file)
-            rows.writerow(["path", "label"])
-            yield rows
-
-
-class _Names:
-    """The names that were given so far, 16 bytes each, to say which two cannot both be."""
-
-    def __init__(self) -> None:
-        self._hashes, self._samples = array("Q"), array("Q")
-        self._folders: dict[int, int] = {}  # hash of its name, and the first sample in it
-        self._last = b""
-
-    def add(self, name: bytes, sample: int) -> None:
-        """Note a name and the folders in it."""
-        self._hashes.append(xxhash.xxh3_64_intdigest(name))
-        self._samples.append(sample)
-        parent = os.path.dirname(name)
-        if parent == self._last:
-            return
-        self._last = parent
-        while parent:
-            self._folders.setdefault(xxhash.xxh3_64_intdigest(parent), sample)
-            parent = os.path.dirname(parent)
-
-    def require_room_for_all(self, source: Store) -> None:
-        """Raise an error if a file would have the name of another, or of a folder."""
-        hashes = np.frombuffer(self._hashes, np.uint64)
-        folders = np.fromiter(self._folders, np.uint64, len(self._folders))
-        order = np.argsort(hashes, kind="stable")
-        twice = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
-        if twice.size:
-            first, second = (self._samples[order[twice[0] + n]] for n in (0, 1))
-            what = "would have the same name"
-        else:
-            both = np.flatnonzero(np.isin(hashes, folders))
-            if not both.size:
-                return
-            first = self._samples[both[0]]
-            second = self._folders[int(hashes[both[0]])]
-            what = "cannot both be files: the one is a folder of the other"
-        keys = [printable(source.key(sample)) for sample in (first, second)]
-        raise StoreFormatError(
-            f"{source.path}: sample {first} ('{keys[0]}') and sample {second} ('{keys[1]}') {what}",
-            path=source.path,
-            sample=second,
-            key=source.key(second),
-        )
 
 
 def _label(source: Store, index: int) -> str:
@@ -320,23 +181,10 @@ def _bytes_of(source: Store, field: str, index: int) -> bytes | memoryview | Non
 
 def _name(source: Store, index: int, data: bytes | memoryview) -> bytes:
     """Return the path of a sample in the folder, with the extension of what is stored."""
-    key = source.key(index)
-    name = os.fsencode(key)
-    parts = name.split(b"/")
-    outside = b"\0" in name or any(part in (b"", b".", b"..") for part in parts)
-    if outside or (os.name == "nt" and any(c in name for c in b"\\:")):
-        raise StoreFormatError(
-            f"{source.path}: the key '{printable(key)}' of sample {index} is not a path inside a "
-            "folder",
-            path=source.path,
-            sample=index,
-            key=key,
-        )
+    name = inside(source, index)
     suffixes = _SUFFIXES.get(sniff(data), ())
     recipe = source.attrs.get("recipe")
     kept = source.header.keyed and (not isinstance(recipe, dict) or recipe.get("codec") == "keep")
-    if kept or not suffixes or os.path.splitext(key)[1].lower() in suffixes:
+    if kept or not suffixes or os.path.splitext(source.key(index))[1].lower() in suffixes:
         return name
-    suffix = suffixes[0].encode()
-    room = len(name) - len(parts[-1]) + _LONGEST_NAME - len(suffix)
-    return name[:room] + suffix
+    return with_suffix(name, suffixes[0].encode())

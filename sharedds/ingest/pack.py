@@ -1,11 +1,15 @@
-"""Packs a folder of images into a store: scan, prepare in parallel, write in order, report."""
+"""Packs a folder into a store: scan, prepare in parallel, write in order, report.
+
+:func:`pack` finds out what the folder holds; :func:`pack_images` is for pictures, for volumes there
+is :func:`sharedds.ingest.pack_volumes`.
+"""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -16,18 +20,69 @@ from sharedds.folder import ClassLevel, FolderIndex, scan
 from sharedds.ingest.examine import examine, remarks_on_folder
 from sharedds.ingest.images import Codec, ImageRecipe
 from sharedds.ingest.job import Job, bad_file, nothing_packed
+from sharedds.ingest.kinds import (
+    HoldsVolumesError,
+    Kind,
+    PackOptions,
+    check_pictures,
+    is_for_volumes,
+)
 from sharedds.ingest.labels import NO_LABEL, LabelTable, load_classes
 from sharedds.ingest.options import PathLike, path_list, path_of, shown, whole
 from sharedds.ingest.places import check_places, check_room, output_exists
 from sharedds.ingest.report import FailureLog, PackReport, write_report
+from sharedds.ingest.volume_pack import pack_volumes
 from sharedds.progress import Progress
 from sharedds.store import Store
 from sharedds.text import printable
 
-__all__ = ["pack"]
+__all__ = ["pack", "pack_images"]
 
 
 def pack(
+    source: PathLike,
+    out: PathLike,
+    *,
+    kind: Kind = "auto",
+    **options: Unpack[PackOptions],
+) -> PackReport:
+    """Pack a folder into one file. Interrupted, even by kill -9, the same call goes on.
+
+    Args:
+        source: The folder.
+        out: The file to make; it appears when it is whole.
+        kind: ``"image"``, ``"volume"``, or ``"auto"``: found out from what the folder holds.
+        options: Of :func:`sharedds.ingest.pack_images` (``codec``, ``quality``, ``max_side``,
+            ``size``, ``class_level``, ``classes``, ``labels``, ``shuffle_seed``, ...) or of
+            :func:`sharedds.ingest.pack_volumes` (``patch``, ``labels``, ``spacing``,
+            ``orientation``, ``codec``, ``allow_gaps``, ``anonymous``, ...); of both: ``on_error``,
+            ``workers``, ``force``, ``dry_run``, ``report``, ``progress``, ``include_hidden``.
+
+    Returns:
+        What was packed and what was not; also written as JSON lines.
+
+    Raises:
+        OptionError: An option of the other kind, or the folder holds both pictures and volumes.
+        SourceError: The folder cannot be read, or holds nothing to pack.
+        StoreExistsError: ``out`` exists and ``force`` is not set.
+        StorageFullError: Not enough room; what is done is kept and goes on with the same call.
+        DecodeError: A bad file, with ``on_error="raise"``.
+    """
+    volumes = is_for_volumes(path_of("source", source), kind, options)
+    if not volumes:
+        given: dict[str, Any] = dict(options)
+        if volumes is None:
+            given["on_scan"] = lambda index: check_pictures(index, options)
+        try:
+            return pack_images(source, out, **given)
+        except HoldsVolumesError:
+            pass
+    options.pop("on_estimate", None)
+    verb: Callable[..., PackReport] = pack_volumes
+    return verb(source, out, **options)
+
+
+def pack_images(
     source: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
@@ -57,6 +112,7 @@ def pack(
     dry_run: bool = False,
     report: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
+    on_scan: Callable[[FolderIndex], None] | None = None,
     on_estimate: Callable[[int, int], None] | None = None,
 ) -> PackReport:
     """Pack a folder of images into one file. Interrupted, even by kill -9, the same call goes on.
@@ -95,6 +151,7 @@ def pack(
         dry_run: Scan and estimate only; nothing is written.
         report: Where the JSONL report goes; by default ``OUT.report.jsonl``.
         progress: True or False to show a bar; by default after two seconds.
+        on_scan: Called with what the folder holds, before anything is read or written.
         on_estimate: Called before the first picture is packed, with how many there are and about
             how many bytes the store will take.
 
@@ -148,6 +205,8 @@ def pack(
             include_hidden=include_hidden,
             progress=lambda files: bar.advance(files - bar.count),
         )
+    if on_scan is not None:
+        on_scan(index)
     with FailureLog() as failures:
         outcome.files = index.files
         failures.take_over(index, outcome)

@@ -37,15 +37,19 @@ _LONGEST_SUMMARY = 1 << 26
 class PackReport:
     """The outcome of a pack.
 
-    ``samples + failed_count + left_out_count == files``: nothing gets lost without a word.
+    ``stored_files + failed_files + left_out_count == files``: nothing gets lost without a word. Of
+    pictures, each of which is a file, these are ``samples + failed_count + left_out_count``.
 
     Attributes:
+        kind: ``"images"`` or ``"volumes"``.
         path: The store; with ``dry_run`` the one that would be made.
         report: The JSONL report: everything, one line each; empty with ``dry_run``.
-        samples: Images in the store.
-        failed: (path, reason) of files that should be images and are not in the store; the first
-            1,000 of them.
+        samples: Images, or cases, in the store.
+        failed: (path, reason) of files that should be images and are not in the store; of volumes,
+            of cases, files and series. The first 1,000 of them.
         failed_count: How many there are.
+        stored_files: Files whose content is in the store.
+        failed_files: Files of what failed.
         left_out: Files and folders that were not candidates: kind, reason, example, count, and
             whether they are folders.
         files: Files seen, whatever they are.
@@ -62,14 +66,21 @@ class PackReport:
             groups, 10 members of each.
         duplicate_count: How many groups there are.
         warnings: Things a person should know, one sentence each.
+        layout: Of volumes: how the folder is laid out, in words.
+        remarks: Of volumes: (case, sentence), what its files say that a person should know; the
+            first 1,000.
+        remark_count: How many there are.
         dry_run: Nothing was written.
     """
 
     path: str
+    kind: str = "images"
     report: str = ""
     samples: int = 0
     failed: list[tuple[str, str]] = field(default_factory=list)
     failed_count: int = 0
+    stored_files: int = 0
+    failed_files: int = 0
     left_out: list[dict[str, Any]] = field(default_factory=list)
     files: int = 0
     source_bytes: int = 0
@@ -83,6 +94,9 @@ class PackReport:
     duplicates: list[DuplicateGroup] = field(default_factory=list)
     duplicate_count: int = 0
     warnings: list[str] = field(default_factory=list)
+    layout: str = ""
+    remarks: list[tuple[str, str]] = field(default_factory=list)
+    remark_count: int = 0
     dry_run: bool = False
 
     @property
@@ -113,13 +127,16 @@ class PackReport:
         values["failed"] = [{"path": path, "reason": reason} for path, reason in self.failed]
         values["duplicates"] = [group.to_json() for group in self.duplicates]
         values["left_out"] = self.left_out
+        values["remarks"] = [{"case": case, "text": text} for case, text in self.remarks]
         return values
 
     def summary(self) -> dict[str, Any]:
         """Return plain values without the lists of files and groups."""
-        lists = ("failed", "duplicates", "left_out")
+        lists = ("failed", "duplicates", "left_out", "remarks")
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in lists}
         values["left_out_count"] = self.left_out_count
+        if self.kind == "images":
+            values["stored_files"], values["failed_files"] = self.samples, self.failed_count
         return values
 
 
@@ -151,6 +168,14 @@ class FailureLog:
             self.first.append((path, reason))
         with storage_errors("the temporary folder"):
             self._lines.write(json.dumps(line) + "\n")
+
+    def note(self, outcome: PackReport, case: str, text: str) -> None:
+        """Note what a person should know of a case that is no failure."""
+        outcome.remark_count += 1
+        if len(outcome.remarks) < LISTED:
+            outcome.remarks.append((case, text))
+        with storage_errors("the temporary folder"):
+            self._lines.write(json.dumps({"event": "remark", "case": case, "text": text}) + "\n")
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the JSONL report."""
@@ -232,7 +257,11 @@ def summary_of(report: str) -> dict[str, Any] | None:
 
 
 def _lines(outcome: PackReport, duplicates: Sequence[Duplicates]) -> Iterator[dict[str, Any]]:
-    yield {"event": "summary", **outcome.summary()}
+    summary = outcome.summary()
+    if outcome.kind == "volumes":  # passed on with the store, where places mean nothing
+        for name in ("path", "report"):
+            summary[name] = os.path.basename(summary[name])
+    yield {"event": "summary", **summary}
     for item in outcome.left_out:
         yield {"event": "left_out", **item}
     for found in duplicates:

@@ -1,20 +1,14 @@
-"""A batch that several threads make: each a range of its samples, in memory for the whole batch.
-
-Memory that a part asks for with as many rows as it has samples is its slice of one tensor for all
-parts, so that nothing is copied once they are done. What else a part returns (labels) is joined.
-"""
+"""A batch that several threads make: each a range of its samples, in memory for the whole batch."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-import threading
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from sharedds.datasets.offers import Empty, LoadBatch
+from sharedds.datasets.rows import BatchMemory, UnevenError, joined
 from sharedds.loader.crew import Crew
 from sharedds.order import SampleKey, using_keys
 
@@ -59,13 +53,13 @@ class WholeMaker:
                 self._crew = Crew(self._threads)
             try:
                 return self._in_parts(self._crew, indices, keys)
-            except _UnevenError:
+            except UnevenError:
                 self._threads, self._crew = 1, None
         return self._part(indices, keys, self._empty)
 
     def _in_parts(self, crew: Crew, indices: Sequence[int], keys: Sequence[SampleKey]) -> Any:
         bounds = ranges(len(indices), crew.count)
-        memory = _Memory(self._empty, len(indices))
+        memory = BatchMemory(self._empty, len(indices))
         tasks = [
             functools.partial(self._part, indices[own], keys[own], memory.of(own)) for own in bounds
         ]
@@ -73,93 +67,10 @@ class WholeMaker:
             parts = crew.run(tasks)
         except Exception:
             if memory.is_uneven:  # which the dataset may have wrapped in an error of its own
-                raise _UnevenError from None
+                raise UnevenError from None
             raise
-        return _joined(parts, bounds, memory)
+        return joined(parts, bounds, memory)
 
     def _part(self, indices: Sequence[int], keys: Sequence[SampleKey], empty: Empty) -> Any:
         with using_keys(keys):
             return self._load(indices, empty)
-
-
-class _UnevenError(Exception):
-    """What the parts returned does not make one batch."""
-
-
-class _Memory:
-    """Tensors for a whole batch, of which each part gets its rows."""
-
-    def __init__(self, empty: Empty, count: int) -> None:
-        self._empty = empty
-        self._count = count
-        self._lock = threading.Lock()
-        self._asked: list[tuple[Any, ...]] = []
-        self.tensors: list[torch.Tensor] = []
-        self.is_uneven = False
-
-    def of(self, own: slice) -> Empty:
-        """Return the function that one part asks for memory; all ask in the same order."""
-        numbers = itertools.count()
-
-        def empty(
-            shape: tuple[int, ...], dtype: torch.dtype, *, channels_last: bool = False
-        ) -> torch.Tensor:
-            if not shape or shape[0] != own.stop - own.start:  # not for the samples
-                layout = torch.channels_last if channels_last else torch.contiguous_format
-                return torch.empty(shape, dtype=dtype, memory_format=layout)
-            rest = tuple(shape[1:])
-            return self._whole(next(numbers), rest, dtype, channels_last=channels_last)[own]
-
-        return empty
-
-    def _whole(
-        self, number: int, rest: tuple[int, ...], dtype: torch.dtype, *, channels_last: bool
-    ) -> torch.Tensor:
-        asked = (rest, dtype, channels_last)
-        with self._lock:
-            if number == len(self._asked):
-                shape = (self._count, *rest)
-                self.tensors.append(self._empty(shape, dtype, channels_last=channels_last))
-                self._asked.append(asked)
-            if self._asked[number] != asked:
-                self.is_uneven = True
-                raise _UnevenError
-            return self.tensors[number]
-
-
-def _joined(parts: list[Any], bounds: list[slice], memory: _Memory) -> Any:
-    """Join the parts of a batch, which are nested as ``default_collate`` nests them."""
-    first = parts[0]
-    kind = type(first)
-    if any(type(part) is not kind for part in parts):
-        raise _UnevenError
-    if isinstance(first, torch.Tensor):
-        for whole in memory.tensors:
-            if all(_is_same(part, whole[own]) for part, own in zip(parts, bounds, strict=True)):
-                return whole
-        rows = {(part.shape[1:], part.dtype) for part in parts}
-        if first.ndim == 0 or len(rows) > 1:
-            raise _UnevenError
-        return torch.cat(parts)
-    if isinstance(first, dict):
-        if any(part.keys() != first.keys() for part in parts):
-            raise _UnevenError
-        fields = {name: _joined([part[name] for part in parts], bounds, memory) for name in first}
-        return fields if kind is dict else kind(fields)
-    if not isinstance(first, list | tuple):
-        raise _UnevenError
-    if all(isinstance(value, str | bytes) for value in first):  # one for each sample
-        return kind(itertools.chain.from_iterable(parts))
-    if any(len(part) != len(first) for part in parts):
-        raise _UnevenError
-    joined = [_joined(list(values), bounds, memory) for values in zip(*parts, strict=True)]
-    return kind(*joined) if hasattr(first, "_fields") else kind(joined)
-
-
-def _is_same(part: torch.Tensor, rows: torch.Tensor) -> bool:
-    return (
-        part.data_ptr() == rows.data_ptr()
-        and part.shape == rows.shape
-        and part.stride() == rows.stride()
-        and part.dtype == rows.dtype
-    )

@@ -334,7 +334,12 @@ class PlannedLoader(DataLoader[T]):
         self._ledger.begin(begun.epoch, count=begun.position.failed)
         self._running = Running(inner, begun, counters, flight)
         made = LoaderPass(
-            inner, self._running, self._ledger, guard, stage() if stage is not None else None
+            inner,
+            self._running,
+            self._ledger,
+            guard,
+            stage() if stage is not None else None,
+            dataset=self.dataset,
         )
         if self._sized is not None and self._most_in_flight is None:
             made.on_first = self._take_size

@@ -40,7 +40,7 @@ from sharedds.loader.tuned import read_tuned, tuned_key, tuned_keys
 if sys.platform != "win32":
     from multiprocessing import forkserver
 
-__all__ = ["Arguments", "measure_samples", "plan_loader", "spread"]
+__all__ = ["Arguments", "makes_whole_batches", "measure_samples", "plan_loader", "spread"]
 
 _PROBED_BATCHES = 3
 _GOLDEN = 0.6180339887498949
@@ -207,7 +207,7 @@ def _request(
             }
         if engine != given.engine or asked.num_workers == 0:
             values["start_method"] = asked.start_method
-        if engine != given.engine:
+        if engine != given.engine or (origin == "as tuned" and not _may_share(asked, given)):
             values["threads_per_worker"] = asked.threads_per_worker
     return LoaderRequest(
         **values,
@@ -215,6 +215,16 @@ def _request(
         seed_globals=seeding if seeding is not None else "sample",
         origins=tuple(origins),
     )
+
+
+def _may_share(asked: Arguments, given: LoaderPlan) -> bool:
+    """Whether the threads of a tuned plan fit what is asked for.
+
+    They were found for so many workers, and for whole batches: code of the user that runs for each
+    sample may not be safe for threads.
+    """
+    is_whole = makes_whole_batches(asked.dataset, asked.batch_size, asked.collate_fn)
+    return is_whole and asked.num_workers in (None, given.num_workers)
 
 
 def _tuned(dataset: Any, machine: Machine) -> LoaderPlan | None:
@@ -292,13 +302,17 @@ def _with_size(
     )
 
 
+def makes_whole_batches(
+    dataset: Any, batch_size: int | None, collate_fn: Callable[[list[Any]], Any] | None
+) -> bool:
+    """Whether a dataset makes the batches of a loader as a whole."""
+    is_default = collate_fn is None or collate_fn is default_collate
+    return batch_size is not None and is_default and batch_maker(dataset) is not None
+
+
 def _with_batches(known: DatasetFacts, asked: Arguments) -> DatasetFacts:
     """Facts with how batches will be made."""
-    is_whole = (
-        asked.batch_size is not None
-        and (asked.collate_fn is None or asked.collate_fn is default_collate)
-        and batch_maker(asked.dataset) is not None
-    )
+    is_whole = makes_whole_batches(asked.dataset, asked.batch_size, asked.collate_fn)
     if asked.batch_transform is not None:  # what comes out of it has a size of its own
         known = replace(known, sample_bytes=None, largest_sample_bytes=None)
     return replace(

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from sharedds.datasets.offers import tell_end
 from sharedds.errors import StateError, WorkerError
 from sharedds.loader.accounts import Counters
 from sharedds.loader.ahead import Stage
@@ -53,6 +54,7 @@ class LoaderPass(Iterator[Any]):
         ledger: Accounts for samples that could not be loaded.
         guard: Watches the memory, if there is a budget.
         stage: What batches go through before they are handed out, such as to a device.
+        dataset: Told when the epoch is over; None for nobody.
 
     Attributes:
         is_over: Whether the last batch was handed out.
@@ -68,6 +70,8 @@ class LoaderPass(Iterator[Any]):
         ledger: FailureLedger,
         guard: MemoryGuard | None = None,
         stage: Stage | None = None,
+        *,
+        dataset: Any = None,
     ) -> None:
         self._inner = inner
         self._begun = running.begun
@@ -76,6 +80,7 @@ class LoaderPass(Iterator[Any]):
         self._ledger = ledger
         self._guard = guard
         self._stage = stage
+        self._dataset = dataset
         self._in_process = not running.flight.workers
         reader: Any = inner._dataset
         self._reader: SampleReader | None = reader if self._in_process and reader.seeding else None
@@ -125,6 +130,7 @@ class LoaderPass(Iterator[Any]):
                 self._end_guard()
                 self._begun.end()
                 self._ledger.finish()
+                tell_end(self._dataset, self._begun.epoch)
                 raise
             except Exception:
                 self._begun.failed()

@@ -9,23 +9,34 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from sharedds.codecs import decode_block
+from sharedds.codecs import BlockDecoder
 from sharedds.errors import (
     CorruptDataError,
     DecodeError,
     SampleIndexError,
     SchemaError,
-    SharedDSError,
     StoreFormatError,
 )
+from sharedds.store.block_cache import BlockCache
 from sharedds.store.layout import DTYPE, MAX_DIMENSIONS
+from sharedds.store.regions import (
+    PADDINGS,
+    Owner,
+    Piece,
+    Region,
+    Scale,
+    copy_rows,
+    normalise,
+    pieces_of,
+    window_of,
+)
 
 __all__ = [
     "MAX_BLOCK",
@@ -42,25 +53,7 @@ MAX_BLOCK = 0x7E00_0000  # bytes of a block before coding: what LZ4 takes
 _TARGET = 128 << 10  # bytes of a block: small enough for patches, large enough for codecs
 _WHOLE = 256 << 10  # an array up to this size is one block
 
-Region = tuple[slice, ...]
-E = TypeVar("E", bound=SharedDSError)
-
-
-class Owner(NamedTuple):
-    """Whose array it is, for errors."""
-
-    path: str
-    sample: int
-    field: str
-
-    def error(self, kind: type[E], text: str) -> E:
-        """Return an error about this array."""
-        return kind(
-            f"{self.path}: sample {self.sample}, field {self.field!r}: {text}",
-            path=self.path,
-            sample=self.sample,
-            field=self.field,
-        )
+_Fetch = Callable[[int, list[int]], Iterable[memoryview]]
 
 
 class LevelMeta(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -138,6 +131,9 @@ def block_slices(level: LevelMeta) -> Iterator[Region]:
 class ChunkedArray:
     """An array of a store, read by regions: only the blocks that a region touches are decoded.
 
+    ``array[region]`` gives the stored dtype, :meth:`read` and :meth:`patch` numbers after slope and
+    intercept. Threads may share one.
+
     Attributes:
         shape: Of this level.
         dtype: As stored.
@@ -150,9 +146,11 @@ class ChunkedArray:
         self,
         meta: ArrayMeta,
         codec: str,
-        read_blocks: Callable[[int, list[int]], list[memoryview]],
+        read_blocks: _Fetch,
         owner: Owner,
         level: int = 0,
+        *,
+        cache: Callable[[], BlockCache | None] | None = None,
     ) -> None:
         self._meta = meta
         self._level = meta.levels[level]
@@ -160,6 +158,7 @@ class ChunkedArray:
         self._read_blocks = read_blocks
         self._number = level
         self._owner = owner
+        self._cache = cache if codec != "raw" or meta.shuffle else None  # raw blocks are views
         self.shape = self._level.shape
         self.chunk = self._level.chunk
         self.dtype: np.dtype[Any] = np.dtype(meta.dtype)
@@ -209,10 +208,12 @@ class ChunkedArray:
             raise self._owner.error(
                 SchemaError, f"no level {number}, it has {len(self._meta.levels)}"
             )
-        return ChunkedArray(self._meta, self._codec, self._read_blocks, self._owner, number)
+        return ChunkedArray(
+            self._meta, self._codec, self._read_blocks, self._owner, number, cache=self._cache
+        )
 
     def __getitem__(self, region: Any) -> npt.NDArray[Any]:
-        slices, squeeze = self._normalise(region)
+        slices, squeeze = normalise(region, self.shape, self._owner)
         steps = tuple(slice(None, None, s.step) for s in slices)
         out = self._read(tuple(slice(s.start, s.stop) for s in slices))[steps]
         return out[squeeze] if any(not isinstance(s, slice) for s in squeeze) else out
@@ -227,13 +228,101 @@ class ChunkedArray:
         values = self[() if region is None else region]
         if not scaled:
             return values
-        slope, intercept = self._factor("slope", 1.0), self._factor("intercept", 0.0)
         scaled_values = values.astype(np.float32)
-        if slope != 1.0:
-            scaled_values *= np.float32(slope)
-        if intercept != 0.0:
-            scaled_values += np.float32(intercept)
+        self._scale().apply(scaled_values)
         return scaled_values
+
+    def patch(
+        self,
+        start: Sequence[int],
+        size: Sequence[int],
+        *,
+        scaled: bool = True,
+        padding: str = "constant",
+        fill: float = 0,
+        out: npt.NDArray[Any] | None = None,
+    ) -> npt.NDArray[Any]:
+        """Cut a patch of the last axes, which may reach beyond the array; earlier axes are whole.
+
+        Args:
+            start: First voxel along each of the last ``len(start)`` axes; may be negative.
+            size: Voxels along each of them.
+            scaled: float32 after slope and intercept, which are applied to what was cut; False for
+                the stored dtype and values.
+            padding: What is outside: ``"constant"``, ``"edge"`` (the border repeated) or
+                ``"reflect"`` (mirrored at the border, which is not repeated).
+            fill: The constant, in the values that are returned.
+            out: Where to write, of just that shape and dtype; a new array by default.
+
+        Returns:
+            A new array that may be written to (or ``out``), of shape ``(*leading axes, *size)``.
+
+        Raises:
+            SchemaError: More axes than there are, a negative size, another padding, or an ``out``
+                that does not fit.
+            SampleIndexError: Padding that repeats an array which has nothing to repeat.
+            CorruptDataError: A block is damaged.
+        """
+        starts, sizes = self._whole_patch(start, size, padding)
+        dtype = np.dtype(np.float32) if scaled else self.dtype
+        if out is None:
+            out = np.empty(sizes, dtype)
+        elif out.shape != sizes or out.dtype != dtype or not out.flags.writeable:
+            raise self._owner.error(
+                SchemaError,
+                f"out is {out.dtype} of shape {out.shape}; {dtype} of shape {sizes} that can be "
+                "written is needed",
+            )
+        window = window_of(starts, sizes, self.shape, padding)
+        if window.sources is not None:
+            values = np.empty([part.stop - part.start for part in window.region], dtype)
+            self._fill(window.region, values, scaled=scaled)
+            out[...] = values[np.ix_(*window.sources)]
+            return out
+        if not window.inside:
+            out[...] = self._constant(fill, dtype)
+        self._fill(window.region, out[window.places], scaled=scaled)
+        return out
+
+    def _constant(self, fill: float, dtype: np.dtype[Any]) -> Any:
+        """Return the value around an array, refusing what its dtype cannot hold."""
+        try:
+            value = dtype.type(fill)
+            fits = dtype.kind == "f" or bool(value == fill)
+        except (TypeError, ValueError, OverflowError):
+            fits = False
+        if not fits:
+            raise self._owner.error(SchemaError, f"fill {fill!r} does not fit {dtype}")
+        return value
+
+    def _whole_patch(
+        self, start: Sequence[int], size: Sequence[int], padding: str
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return start and size for all axes."""
+        try:
+            starts = [operator.index(n) for n in start]
+            sizes = [operator.index(n) for n in size]
+        except TypeError as error:
+            raise self._owner.error(
+                SchemaError, f"a patch at {start} of {size}: whole numbers are needed"
+            ) from error
+        if len(starts) != len(sizes) or len(starts) > self.ndim or min(sizes, default=0) < 0:
+            raise self._owner.error(
+                SchemaError,
+                f"a patch at {starts} of {sizes}: one start and one size, 0 or more, for each of "
+                f"up to {self.ndim} axes",
+            )
+        if padding not in PADDINGS:
+            raise self._owner.error(
+                SchemaError, f"padding {padding!r}; one of {', '.join(PADDINGS)}"
+            )
+        leading = self.ndim - len(starts)
+        sides = self.shape[leading:]
+        if padding != "constant" and any(n == 0 < p for n, p in zip(sides, sizes, strict=True)):
+            raise self._owner.error(
+                SampleIndexError, f"shape {self.shape} has nothing that could be repeated"
+            )
+        return (0,) * leading + tuple(starts), self.shape[:leading] + tuple(sizes)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         return np.array(self[()], dtype=dtype, copy=copy)
@@ -244,92 +333,68 @@ class ChunkedArray:
     def __repr__(self) -> str:
         return f"ChunkedArray(shape={self.shape}, dtype={self.dtype}, chunk={self.chunk})"
 
-    def _normalise(self, region: Any) -> tuple[Region, tuple[Any, ...]]:
-        """Return a slice for each axis, and what takes the axes of integers away again."""
-        parts = list(region) if isinstance(region, tuple) else [region]
-        dots = [at for at, part in enumerate(parts) if part is Ellipsis]
-        missing = self.ndim - len(parts) + len(dots[:1])
-        if len(dots) > 1 or missing < 0:
-            raise self._owner.error(SchemaError, f"{len(parts)} indices for {self.ndim} dimensions")
-        at = dots[0] if dots else len(parts)
-        parts[at : at + len(dots)] = [slice(None)] * missing
-        slices: list[slice] = []
-        squeeze: list[Any] = []
-        for axis, (part, size) in enumerate(zip(parts, self.shape, strict=True)):
-            if isinstance(part, slice):
-                try:
-                    start, stop, step = part.indices(size)
-                except (TypeError, ValueError) as error:
-                    raise self._owner.error(
-                        SchemaError, f"{part} on axis {axis}: {error}"
-                    ) from None
-                if step < 1:
-                    raise self._owner.error(
-                        SchemaError, f"step {step} on axis {axis}; steps must be positive"
-                    )
-                slices.append(slice(start, max(start, stop), step))
-                squeeze.append(slice(None))
-            else:
-                index = self._index(part, axis, size)
-                slices.append(slice(index, index + 1, 1))
-                squeeze.append(0)
-        return tuple(slices), tuple(squeeze)
-
-    def _index(self, part: Any, axis: int, size: int) -> int:
-        try:
-            if isinstance(part, (bool, np.bool_)):
-                raise TypeError
-            index = operator.index(part)
-        except TypeError:
-            raise self._owner.error(
-                SchemaError,
-                f"index {part!r} on axis {axis}; a region is made of slices and integers",
-            ) from None
-        if not -size <= index < size:
-            raise self._owner.error(
-                SampleIndexError, f"index {index} on axis {axis} of size {size}"
-            )
-        return index % size
-
     def _read(self, region: Region) -> npt.NDArray[Any]:
+        """Return a region in the stored dtype: of a single raw block as a view of it."""
         shape = tuple(s.stop - s.start for s in region)
-        if 0 in shape:
-            return np.empty(shape, self.dtype)
-        spans = [
-            range(s.start // c, (s.stop - 1) // c + 1)
-            for s, c in zip(region, self.chunk, strict=True)
-        ]
-        positions = list(itertools.product(*spans))
-        grid = self._level.grid
-        numbers = [int(np.ravel_multi_index(p, grid)) if p else 0 for p in positions]
-        blocks = self._read_blocks(self._number, numbers)
-        out: npt.NDArray[Any] | None = None
-        for position, number, data in zip(positions, numbers, blocks, strict=True):
-            origin = [p * c for p, c in zip(position, self.chunk, strict=True)]
-            size = tuple(
-                min(c, n - o) for c, n, o in zip(self.chunk, self.shape, origin, strict=True)
-            )
-            block = self._decode(data, size, number)
-            inner = tuple(
-                slice(max(s.start - o, 0), min(s.stop - o, n))
-                for s, o, n in zip(region, origin, size, strict=True)
-            )
-            if len(positions) == 1:
-                return block[inner]
-            if out is None:
-                out = np.empty(shape, self.dtype)
-            outer = tuple(
-                slice(i.start + o - s.start, i.stop + o - s.start)
-                for i, o, s in zip(inner, origin, region, strict=True)
-            )
-            out[outer] = block[inner]
-        return out if out is not None else np.empty(shape, self.dtype)
+        if 0 not in shape:
+            pieces = pieces_of(region, self.shape, self.chunk)
+            if len(pieces) == 1:
+                for piece, block in self._blocks(pieces):
+                    part = block[piece.inner]
+                    return part if self._codec == "raw" else part.copy()
+        out = np.empty(shape, self.dtype)
+        self._fill(region, out)
+        return out
 
-    def _decode(self, data: memoryview, size: tuple[int, ...], number: int) -> npt.NDArray[Any]:
+    def _fill(self, region: Region, out: npt.NDArray[Any], *, scaled: bool = False) -> None:
+        """Read a region into an array of its shape, in the stored dtype or as scaled float32."""
+        if out.size == 0:
+            return
+        scale = self._scale() if scaled else Scale(1.0, 0.0)
+        late = out.dtype == self.dtype or self._codec == "raw"  # scaled when all is there
+        room = np.empty(0 if late else math.prod(self.chunk), out.dtype)
+        for piece, block in self._blocks(pieces_of(region, self.shape, self.chunk)):
+            if not late:  # converted as a whole, while the processor has it at hand
+                values = room[: block.size].reshape(block.shape)
+                np.copyto(values, block, casting="unsafe")
+                scale.apply(values)
+                block = values
+            copy_rows(block[piece.inner], out[piece.outer])
+        if late:
+            scale.apply(out)
+
+    def _scale(self) -> Scale:
+        return Scale(self._factor("slope", 1.0), self._factor("intercept", 0.0))
+
+    def _blocks(self, pieces: list[Piece]) -> Iterator[tuple[Piece, npt.NDArray[Any]]]:
+        """Yield each piece with its block, in order, which is to be read before the next one."""
+        cache = self._cache() if self._cache is not None else None
+        if cache is None or not cache.limit:
+            yield from self._decoded(pieces)
+            return
+        kept = {piece.number: cache.get(self._key(piece.number)) for piece in pieces}
+        fresh = self._decoded([piece for piece in pieces if kept[piece.number] is None])
+        for piece in pieces:
+            block = kept[piece.number]
+            if block is None:
+                block = next(fresh)[1].copy()
+                cache.put(self._key(piece.number), block)
+            yield piece, block
+
+    def _decoded(self, pieces: list[Piece]) -> Iterator[tuple[Piece, npt.NDArray[Any]]]:
+        if not pieces:
+            return
+        decoder = BlockDecoder(self._codec, self.dtype, shuffle=self._meta.shuffle)
+        stored = self._read_blocks(self._number, [piece.number for piece in pieces])
+        blocks = decoder.decode_all(stored, [piece.shape for piece in pieces])
+        done = 0
         try:
-            return decode_block(
-                data, self._codec, dtype=self.dtype, shape=size, shuffle=self._meta.shuffle
-            )
+            for piece, block in zip(pieces, blocks, strict=True):
+                yield piece, block
+                done += 1
         except DecodeError as error:
-            text = f"level {self._number}, block {number}: {error}"
+            text = f"level {self._number}, block {pieces[done].number}: {error}"
             raise self._owner.error(CorruptDataError, text) from error
+
+    def _key(self, number: int) -> tuple[int, str, int, int]:
+        return self._owner.sample, self._owner.field, self._number, number

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from sharedds.errors import OptionError
+from sharedds.store.arrays import ArrayMeta, Owner, parse_meta
+from sharedds.store.blocking import PatchCost, block_shape, patch_cost
 from sharedds.store.reader import Store
 
-__all__ = ["FieldInfo", "StoreInfo", "info"]
+__all__ = ["FieldInfo", "PatchInfo", "StoreInfo", "info", "patch_info"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +59,112 @@ class StoreInfo:
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatchInfo:
+    """What a patch of a field costs as its arrays are stored, and with blocks made for it.
+
+    Attributes:
+        field: The field.
+        patch: The patch, over the last axes of an array.
+        arrays: How many arrays it is the mean of.
+        chunk: Shape of the blocks of most of them.
+        now: The mean cost of a patch at a random place.
+        repacked_chunk: The blocks that are best for this patch.
+        repacked: The mean cost with these.
+    """
+
+    field: str
+    patch: tuple[int, ...]
+    arrays: int
+    chunk: tuple[int, ...]
+    now: PatchCost
+    repacked_chunk: tuple[int, ...]
+    repacked: PatchCost
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+
+def patch_info(path: str | os.PathLike[str], patch: Sequence[int]) -> tuple[PatchInfo, ...]:
+    """Say what random patches of a store cost: blocks and bytes touched, and after a repack.
+
+    Only descriptions are read. A patch that is larger than an array is the whole of it; leading
+    axes (channels, steps) are whole.
+
+    Args:
+        path: The store.
+        patch: Shape of the patch.
+
+    Returns:
+        One answer for each field of blocks that has arrays of at least so many axes.
+
+    Raises:
+        OptionError: A patch with no axes, or sizes that are not positive.
+        StoreNotFoundError: Nothing is there.
+        StoreFormatError: It is not a store, or a description is damaged.
+    """
+    size = tuple(patch)
+    if not size or min(size) < 1:
+        raise OptionError(f"patch={size}: positive whole numbers, such as 96,96,96")
+    store = Store(path)
+    answers = []
+    for field in store.header.fields:
+        if field.kind == "blocks":
+            kinds = Counter(
+                (meta.levels[0].shape, meta.levels[0].chunk, np.dtype(meta.dtype).itemsize)
+                for meta in _descriptions(store, field.name)
+                if len(meta.levels[0].shape) >= len(size)
+            )
+            if kinds:
+                answers.append(_patch_cost(field.name, size, kinds))
+    return tuple(answers)
+
+
+def _descriptions(store: Store, field: str) -> Iterator[ArrayMeta]:
+    records = store.opened.text(f"{field}@meta")
+    for sample in range(len(store)):
+        record = records.bytes(sample)
+        if record:
+            yield parse_meta(record, Owner(store.path, sample, field))
+
+
+def _patch_cost(
+    field: str, patch: tuple[int, ...], kinds: Counter[tuple[tuple[int, ...], tuple[int, ...], int]]
+) -> PatchInfo:
+    now, then = [], []
+    chunks: Counter[tuple[int, ...]] = Counter()
+    better: Counter[tuple[int, ...]] = Counter()
+    for (shape, chunk, itemsize), count in kinds.items():
+        leading = len(shape) - len(patch)
+        whole = tuple(max(1, n) for n in shape[:leading]) + patch
+        best = (1,) * leading + block_shape(shape[leading:], itemsize, patch=patch)
+        chunks[chunk] += count
+        better[best] += count
+        now.append((count, patch_cost(shape, itemsize, chunk, whole)))
+        then.append((count, patch_cost(shape, itemsize, best, whole)))
+    return PatchInfo(
+        field=field,
+        patch=patch,
+        arrays=kinds.total(),
+        chunk=chunks.most_common(1)[0][0],
+        now=_mean(now),
+        repacked_chunk=better.most_common(1)[0][0],
+        repacked=_mean(then),
+    )
+
+
+def _mean(costs: list[tuple[int, PatchCost]]) -> PatchCost:
+    total = sum(count for count, _ in costs)
+    touched = sum(count * cost.bytes_touched for count, cost in costs) / total
+    asked = sum(count * cost.bytes_touched / cost.amplification for count, cost in costs) / total
+    return PatchCost(
+        blocks=sum(count * cost.blocks for count, cost in costs) / total,
+        bytes_touched=touched,
+        amplification=touched / asked if asked else 1.0,
+    )
 
 
 def info(path: str | os.PathLike[str]) -> StoreInfo:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,10 @@ from sharedds.store.pages import Pages, Tree, is_lmdb
 from sharedds.store.partial import is_partial, partial_path
 
 __all__ = ["OpenedStore", "holds_store", "resolve"]
+
+_LONG = 256 << 10  # bytes of an entry
+_TOGETHER = 64 << 10  # bytes of the column of entries that are read at once
+_NEAR = 16 << 10  # bytes between entries that are fetched along
 
 
 def holds_store(folder: str | os.PathLike[str]) -> bool:
@@ -97,6 +101,7 @@ class OpenedStore:
         self.fields: dict[str, FieldSpec] = {field.name: field for field in self.header.fields}
         self.chunked = {field.name: at for at, field in enumerate(self.header.chunked)}
         self._columns: dict[str, Column] = {}
+        self._sound: dict[int, bytearray] = {}  # entries compared before, 4,096 to a page
         self._tree = self.pages.database(COLUMNS) or Tree(None, 0, 0)
 
     def _read_header(self) -> Header:
@@ -211,6 +216,67 @@ class OpenedStore:
         what = "fails its checksum: the file was damaged after packing"
         raise self.corrupt(sample, field, what)
 
+    def entries(
+        self, first: int, numbers: Sequence[int], sample: int, field: str, *, once: bool = False
+    ) -> Iterator[memoryview]:
+        """Yield the bytes of many entries, each compared with its checksum just before.
+
+        All are asked for first, so that the kernel fetches them together.
+
+        Args:
+            first: What the numbers count from.
+            numbers: Ascending.
+            sample: Of all of them, for errors.
+            field: Of all of them, for errors.
+            once: Compare those over 256 KiB only the first time in this process: a region of a
+                long raw block is copied faster than the block can be compared.
+
+        Raises:
+            CorruptDataError: One differs.
+            StoreChangedError: The file was cut short; the column of entries asks for that.
+        """
+        rows = self._rows(first, numbers)
+        if len(rows) > 1 and not (once and self._all_seen(first, numbers, rows)):
+            self.file.advise(_joined(rows))
+        view, size = self.file.view, self.file.size
+        for number, (offset, length, checksum) in zip(numbers, rows.tolist(), strict=True):
+            data = view[offset : offset + length]
+            if once and length > _LONG:
+                if self._seen(first + number):
+                    yield data
+                    continue
+                if offset + length <= size and xxhash.xxh3_64_intdigest(data) == checksum:
+                    self._remember(first + number)
+                    yield data
+                    continue
+            elif offset + length <= size and xxhash.xxh3_64_intdigest(data) == checksum:
+                yield data
+                continue
+            what = "fails its checksum: the file was damaged after packing"
+            raise self.corrupt(sample, field, what)
+
+    def _rows(self, first: int, numbers: Sequence[int]) -> npt.NDArray[np.uint64]:
+        """Return offset, length and checksum of entries: one copy where they lie together."""
+        column = self.column("@entries")
+        low, high = numbers[0], numbers[-1] + 1
+        if (high - low) * 24 <= _TOGETHER:
+            rows: npt.NDArray[np.uint64] = column[first + low : first + high]
+            return rows if len(rows) == len(numbers) else rows[np.asarray(numbers) - low]
+        gathered: npt.NDArray[np.uint64] = column[np.asarray(numbers) + first]
+        return gathered
+
+    def _seen(self, number: int) -> bool:
+        """Whether an entry was found sound before."""
+        page = self._sound.get(number >> 12)
+        return page is not None and bool(page[number & 4095])
+
+    def _all_seen(self, first: int, numbers: Sequence[int], rows: npt.NDArray[np.uint64]) -> bool:
+        """Whether all are long and were found sound: a part of each is read, wherever it lies."""
+        return bool(rows[:, 1].min() > _LONG) and all(self._seen(first + n) for n in numbers)
+
+    def _remember(self, number: int) -> None:
+        self._sound.setdefault(number >> 12, bytearray(4096))[number & 4095] = 1
+
     def corrupt(self, sample: int, field: str, what: str) -> CorruptDataError:
         """Return the error about a damaged value."""
         key = self.key_of(sample)
@@ -244,3 +310,14 @@ class OpenedStore:
         rows = self.column("@entries")[wanted]
         for offset, length, _ in rows[np.argsort(rows[:, 0])].tolist():
             yield offset, length
+
+
+def _joined(rows: npt.NDArray[np.uint64]) -> Iterator[tuple[int, int]]:
+    """Yield (offset, length) of what to fetch; neighbours are one range."""
+    order = rows[np.argsort(rows[:, 0], kind="stable"), :2].astype(np.int64)
+    starts, ends = order[:, 0], np.maximum.accumulate(order[:, 0] + order[:, 1])
+    breaks = np.flatnonzero(starts[1:] - ends[:-1] > _NEAR) + 1
+    firsts, lasts = [0, *breaks.tolist()], [*(breaks - 1).tolist(), len(rows) - 1]
+    for low, high in zip(firsts, lasts, strict=True):
+        start = int(starts[low])
+        yield start, int(ends[high]) - start

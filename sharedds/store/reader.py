@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, SupportsIndex
 
 import msgspec
@@ -25,12 +25,15 @@ from sharedds.errors import (
 from sharedds.handles import per_process
 from sharedds.packed import encode_text
 from sharedds.store.arrays import ArrayMeta, ChunkedArray, LevelMeta, Owner, parse_meta
+from sharedds.store.block_cache import BlockCache
 from sharedds.store.columns import Column, TextColumn
 from sharedds.store.header import Header
 from sharedds.store.layout import FieldSpec
 from sharedds.store.opened import OpenedStore, resolve
 
-__all__ = ["Store"]
+__all__ = ["DEFAULT_CACHE", "Store"]
+
+DEFAULT_CACHE = 64 << 20  # bytes of decoded blocks, where a cache is asked for
 
 
 class Store:
@@ -39,7 +42,8 @@ class Store:
     It holds a path; the file is mapped on first use, once for each process, whoever opens it. It
     pickles to a few hundred bytes and may be made before workers start, by any start method.
 
-    Every value read is compared with its checksum, so damage is an error and never wrong data.
+    Every value read is compared with its checksum, so damage is an error and never wrong data; raw
+    blocks over 256 KiB are compared when a process first touches them.
 
     A store is replaced by a rename, never in place. One that is cut short while it is open is a
     :class:`StoreChangedError` at the next read. What no check can see is a cut between the check
@@ -76,6 +80,27 @@ class Store:
                 path=self.path,
             )
         return opened
+
+    @per_process
+    def _blocks(self) -> BlockCache:
+        return BlockCache(self.__dict__.get("_cache_bytes", 0))
+
+    def block_cache(self, nbytes: int = DEFAULT_CACHE) -> BlockCache:
+        """Keep decoded blocks of arrays in memory, up to ``nbytes`` in each process; 0 keeps none.
+
+        All arrays of this object share the cache, those made before too. It is never pickled: each
+        process has one of its own, empty at first. Without this call nothing is kept.
+
+        Returns:
+            The cache of this process; its ``stats`` say what it does.
+
+        Raises:
+            OptionError: A negative number.
+        """
+        cache = self._blocks
+        cache.resize(nbytes)
+        self._cache_bytes = nbytes
+        return cache
 
     def __len__(self) -> int:
         return self.opened.header.samples
@@ -337,13 +362,16 @@ class Store:
             text = f"{stop - start} blocks, its shape needs {starts[-1] - start}; it is damaged"
             raise owner.error(StoreFormatError, text)
 
-        def read_blocks(level: int, numbers: list[int]) -> list[memoryview]:
-            wanted = [starts[level] + number for number in numbers]
-            if len(wanted) > 1:
-                self.opened.advise(wanted)
-            return [self.opened.entry(number, position, field) for number in wanted]
+        def read_blocks(level: int, numbers: list[int]) -> Iterator[memoryview]:
+            return self.opened.entries(
+                starts[level], numbers, position, field, once=spec.codec == "raw"
+            )
 
-        return ChunkedArray(meta, spec.codec, read_blocks, owner)
+        return ChunkedArray(meta, spec.codec, read_blocks, owner, cache=self._block_cache)
+
+    def _block_cache(self) -> BlockCache | None:
+        """Return the cache of this process where one was asked for."""
+        return self._blocks if self.__dict__.get("_cache_bytes") else None
 
     def __repr__(self) -> str:
         return f"Store({self.path!r})"

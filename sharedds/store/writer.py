@@ -18,6 +18,7 @@ from sharedds.errors import (
     OptionError,
     SchemaError,
     SharedDSError,
+    StorageFullError,
     StoreError,
     StoreExistsError,
     StoreFormatError,
@@ -87,6 +88,7 @@ class StoreWriter:
         resume: str | None = None,
     ) -> None:
         self._closed = True
+        self._failure: BaseException | None = None  # which closed it, and may have been swallowed
         self._home = MadeHere()
         self._lock = threading.RLock()
         self.path = absolute_path(path)
@@ -170,8 +172,8 @@ class StoreWriter:
             self._require_open()
             try:
                 self._behind.drain()
-            except BaseException:
-                self.abort()
+            except BaseException as error:
+                self._fail(error)
                 raise
             return self._log.strings("@key")
 
@@ -215,11 +217,16 @@ class StoreWriter:
         prepared = self._preparer.prepare(self._samples, sample, key)
         try:
             refusal = self._write(prepared)
-        except BaseException:
-            self.abort()
+        except BaseException as error:
+            self._fail(error)
             raise
         if refusal is not None:
             raise refusal
+
+    def _fail(self, error: BaseException) -> None:
+        """Take nothing more; the end tells of it, should nobody have listened."""
+        self._failure = error
+        self._stop(keep=True)
 
     def _write(self, prepared: Sample) -> SharedDSError | None:
         """Write a sample; return why it was refused, after all of it has been taken back."""
@@ -291,14 +298,28 @@ class StoreWriter:
 
         Raises:
             SchemaError: Two samples have the same key; nothing is published.
-            StorageFullError: No room; with ``resume`` what is done is kept.
-            StoreError: Not all that was added is written; nothing is published.
+            StorageFullError: No room, now or before; with ``resume`` what is done is kept.
+            StoreError: Not all that was added is written, or an error has closed the writer before,
+                unless :meth:`abort` was called since; nothing is published.
             StoreExistsError: Another file took the name meanwhile.
         """
         if self._home:  # asked first: in a child the lock may be held for ever
             with self._lock:
+                self._require_sound()
                 if self._begin_end():
                     self._publish()
+
+    def _require_sound(self) -> None:
+        """Say once more what has closed the writer: who swallowed it would miss a store."""
+        error, self._failure = self._failure, None
+        if error is None:
+            return
+        kind = StorageFullError if isinstance(error, StorageFullError) else StoreError
+        raise kind(
+            f"{self.path}: nothing was published, since the writer failed before it was closed "
+            f"({type(error).__name__}: {error})",
+            path=self.path,
+        ) from error
 
     def _begin_end(self) -> bool:
         """Take nothing more; return whether there is anything to end."""
@@ -353,9 +374,13 @@ class StoreWriter:
         """Stop without publishing. With ``resume`` and ``keep`` the work stays, else it goes."""
         if self._home:
             with self._lock:
-                if self._begin_end():
-                    self._behind.stop()
-                    (self._partial.leave if keep else self._partial.discard)()
+                self._failure = None
+                self._stop(keep=keep)
+
+    def _stop(self, *, keep: bool) -> None:
+        if self._begin_end():
+            self._behind.stop()
+            (self._partial.leave if keep else self._partial.discard)()
 
     def __enter__(self) -> Self:
         return self

@@ -149,9 +149,8 @@ class SealedCall:
             if found is not None:
                 path, reason = found
                 break
+        # No word of fork: most of what cannot be sent is a handle, which a fork shares and breaks.
         advice = "open it on first use in each process (sharedds.per_process), or use num_workers=0"
-        if hasattr(os, "fork"):
-            advice += " or start_method='fork'"
         return f"{path} cannot be sent to a worker started by {self.method}: {reason}; {advice}"
 
 

@@ -1,0 +1,57 @@
+"""Patches at places that are all equally likely."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from sharedds.patches.location import Location, Triple, checked_count, checked_size, free_start
+from sharedds.patches.sampler import Case, Floats, Patches
+
+__all__ = ["Drawn", "UniformPatches"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn(Patches):
+    """Patches of one size that are drawn by chance, some for each case."""
+
+    size: int | Triple = field(kw_only=False)
+
+    uniforms: ClassVar[int] = 3
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", checked_size(self.size))
+        object.__setattr__(self, "per_case", checked_count(self.per_case, "per_case"))
+
+    @property
+    def fixed_size(self) -> Triple:
+        """Size of each patch."""
+        return checked_size(self.size)
+
+    def _anywhere(self, case: Case, uniforms: Floats, *, is_fallback: bool = False) -> Location:
+        size = self.fixed_size
+        start = free_start(case.shape, size, uniforms.tolist())
+        return Location(start=start, size=size, is_fallback=is_fallback)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UniformPatches(Drawn):
+    """Patches at random, each place inside the volume equally likely.
+
+    Along an axis where the patch is larger than the volume it is put around it and padded.
+
+    Args:
+        size: Voxels along (i, j, k), or one number for all axes.
+        per_case: Patches for each visit of a case.
+
+    Raises:
+        OptionError: A value is out of range.
+
+    Example:
+        >>> UniformPatches((96, 96, 32), per_case=4).fixed_size
+        (96, 96, 32)
+    """
+
+    def locations(self, case: Case, number: int, uniforms: Floats) -> list[Location]:
+        """Return where the patches of a case lie."""
+        return [self._anywhere(case, row) for row in uniforms]
