@@ -27,9 +27,8 @@ from harness.figures import BATCH, FIRST, WORKERS
 
 from sharedds import ImageDataset, RandomResizedCrop, StoreWriter, build_loader
 
-_FEW, _MANY, _QUICK_MANY = 1_000, 1_000_000, 2_000
 _QUICK = "--quick" in sys.argv
-_COUNTS = (_FEW, _QUICK_MANY if _QUICK else _MANY)
+_COUNTS = _FEW, _MANY = (100, 200) if _QUICK else (1_000, 1_000_000)
 _CLASSES = 10
 _NAMES = {"process": "sharedds, processes", "thread": "sharedds, threads"}
 #: Name, script, variant, whether it writes files of its own, and whether a million of them.

@@ -21,7 +21,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from sharedds.loader import build_loader
 
-_BATCHES, _QUICK, _WARM, _TAIL = 200, 40, 16, 8
+_BATCHES, _WARM, _TAIL = 200, 16, 8
+_QUICK_BATCHES, _QUICK_WARM = 12, 2
 _SIZE, _SHAPE = 64, (3, 224, 224)
 _RATE, _CPU = "img/s", "ms CPU a batch"
 _TORCH, _NEW, _KEPT = "torch", "sharedds, new", "sharedds, kept"
@@ -53,12 +54,12 @@ def _loader(who: str, batches: int, workers: int) -> Any:
 
 def _handing(who: str, workers: int) -> Callable[[Context], Mapping[str, float]]:
     def run(context: Context) -> Mapping[str, float]:
-        batches = _QUICK if context.quick else _BATCHES
+        batches, warm = (_QUICK_BATCHES, _QUICK_WARM) if context.quick else (_BATCHES, _WARM)
         iterator = iter(_loader(who, batches, workers))
         place = torch.empty((_SIZE, *_SHAPE), dtype=torch.uint8)
-        for _ in range(_WARM):
+        for _ in range(warm):
             place.copy_(next(iterator)[0])
-        count = batches - _WARM - _TAIL
+        count = batches - warm - _TAIL
         cpu, begin = tree_cpu_seconds(), time.perf_counter()
         for _ in range(count):
             place.copy_(next(iterator)[0])
@@ -112,6 +113,7 @@ BENCHMARK = Benchmark(
     ),
     needs_pictures=False,
     rounds=5,
+    quick_cases=3,
 )
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ from harness import Benchmark, Case, Context, Goal, Runs, main
 from torch.utils.data import DataLoader, RandomSampler
 
 _READ, _BATCH, _CLASSES, _MB = 200_000, 1_024, 1_000, 1e6
+_QUICK = 2_000  # samples, and how many of them are read
 _STARTS = ("fork", "spawn", "forkserver")
 _OURS = ("sharedds", "sharedds, build_loader")
 _RIVALS = ("list of tuples", "ImageFolder", "NumPy bytes", "pickled in a tensor")
@@ -84,9 +85,9 @@ class Setting:
 
 def _running(setting: Setting) -> Callable[[Context], Mapping[str, float]]:
     def run(context: Context) -> Mapping[str, float]:
-        words = setting.words(setting.index, 2_000 if context.quick else 1 << 62)
+        words = setting.words(setting.index, _QUICK if context.quick else 1 << 62)
         command = [sys.executable, __file__, str(context.data), str(context.scratch), "--train"]
-        command += words
+        command += [*words, str(_QUICK if context.quick else _READ)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(done.stderr)
@@ -342,7 +343,7 @@ INDEXES: dict[str, Callable[[int, Path], Any]] = {
 }
 
 
-def loader_of(name: str, dataset: Any, workers: int, start: str) -> Any:
+def loader_of(name: str, dataset: Any, workers: int, start: str, read: int = _READ) -> Any:
     """Return the loader: torch's own, or the one of this package."""
     method = start if workers else None
     if name == "sharedds, build_loader":
@@ -354,7 +355,7 @@ def loader_of(name: str, dataset: Any, workers: int, start: str) -> Any:
     return DataLoader(
         dataset,
         batch_size=_BATCH,
-        sampler=RandomSampler(dataset, replacement=True, num_samples=_READ + _BATCH),
+        sampler=RandomSampler(dataset, replacement=True, num_samples=read + _BATCH),
         num_workers=workers,
         multiprocessing_context=method,
         persistent_workers=workers > 0,
@@ -387,17 +388,19 @@ def tree() -> list[int]:
     return found
 
 
-def train(scratch: Path, name: str, count: int, workers: int, start: str) -> None:
+def train(
+    scratch: Path, name: str, count: int, workers: int, start: str, read: int = _READ
+) -> None:
     """Make the index, read from it, and print the figures."""
     began = time.perf_counter()
     dataset = INDEXES[name](count, scratch)
     made = time.perf_counter()
-    loader = loader_of(name, dataset, workers, start)
+    loader = loader_of(name, dataset, workers, start, read)
     started = time.perf_counter()
     batches = iter(loader)
     total = int(next(batches).sum())
     first = time.perf_counter()
-    for _ in range(_READ // _BATCH):
+    for _ in range(read // _BATCH):
         if (batch := next(batches, None)) is None:
             break
         total += int(batch.sum())
@@ -413,7 +416,7 @@ def train(scratch: Path, name: str, count: int, workers: int, start: str) -> Non
         ),
         "s to the first batch": first - started,
         "s to make the index": made - began,
-        f"s for {_READ:,} samples": ended - first,
+        f"s for {read:,} samples": ended - first,
     }
     if own:
         private = [weights[pid]["Private_Clean"] + weights[pid]["Private_Dirty"] for pid in own]
@@ -439,7 +442,7 @@ def _benchmark() -> Benchmark:
 
 if __name__ == "__main__":
     if sys.argv[3:4] == ["--train"]:
-        index, samples_, workers_, start_ = sys.argv[4:]
-        train(Path(sys.argv[2]), index, int(samples_), int(workers_), start_)
+        index, samples_, workers_, start_, *read_ = sys.argv[4:]
+        train(Path(sys.argv[2]), index, int(samples_), int(workers_), start_, *map(int, read_))
     else:
         main(_benchmark())

@@ -39,7 +39,7 @@ _PEAK, _OWN, _RATE = "GiB PSS, peak", "GiB anonymous and shm, peak", "samples/s"
 _PHOTOS, _VOLUMES = "photos", "100 MB samples"
 _BUDGETS = (1, 2, 4)
 _PLAIN = (2, 4)
-_SECONDS, _QUICK_SECONDS = 12.0, 1.0
+_SECONDS, _QUICK_SECONDS = 12.0, 0.3
 _STEP, _SLOW_STEP = 0.02, 0.3
 _AHEAD = 2  # torch, by itself
 #: The job, GiB or None for torch, its workers, batches in advance of each, seconds for a step.

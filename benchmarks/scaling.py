@@ -29,7 +29,7 @@ from sharedds import RandomResizedCrop, build_loader
 _FORM = Form(name="photos", repeat=2)
 _SLEEP = 0.002  # seconds for an image
 _WORKERS = (1, 4, 16, 64) if "--quick" not in sys.argv else (1, 2)
-_EACH, _QUICK_EACH = 24, 6  # batches of each worker
+_EACH, _QUICK_EACH = 24, 5  # batches of each worker
 _SHARE = "CPUs the trainer takes"
 _WHO = {"process": "processes", "thread": "threads"}
 

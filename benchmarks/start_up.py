@@ -24,6 +24,7 @@ from harness import Benchmark, Case, Context, Goal, Runs, main, ratios
 
 _FEW, _MANY = 4, 8
 _OURS = "build_loader"
+_WAYS = (_OURS, "forkserver", "spawn", "fork") if "--quick" not in sys.argv else (_OURS, "fork")
 _TRAINER = """
 import gc
 import json
@@ -140,12 +141,9 @@ def _share_of_spawn(workers: int) -> Callable[[Runs], list[float]]:
 
 
 BENCHMARK = Benchmark(
-    quick_cases=2,
     file=__file__,
     question="How long to the first batch, and what does a worker cost?",
-    cases=tuple(
-        Case(name=way, run=_starting(way)) for way in (_OURS, "forkserver", "spawn", "fork")
-    ),
+    cases=tuple(Case(name=way, run=_starting(way)) for way in _WAYS),
     goals=tuple(
         goal
         for workers in (_FEW, _MANY)

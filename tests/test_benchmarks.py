@@ -10,24 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from running_benchmarks import FOLDER, NAMES, OTHERS, TRAINING, check_that_it_runs
 
-FOLDER = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(FOLDER))
 
-from harness import against  # noqa: E402 - the harness is no package of this project
-from harness.epoch import batch_size, read_epoch  # noqa: E402
-from harness.figures import FIRST, OWN, RATE, TOTAL  # noqa: E402
-from harness.summary import BEGIN, END, speed_table, update_table  # noqa: E402
-
-NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
-FACTS = {"cpu", "cores", "memory_gib", "kernel", "python", "disk", "libraries", "rivals"}
-
-
-def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a benchmark as ``scripts/bench`` does; measuring coverage would double its time."""
-    command = [sys.executable, str(FOLDER / f"{name}.py"), *arguments]
-    plain = {key: value for key, value in os.environ.items() if not key.startswith("COVERAGE_")}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=plain)
+from harness import against
+from harness.epoch import batch_size, read_epoch
+from harness.figures import FIRST, OWN, RATE, TOTAL
+from harness.summary import BEGIN, END, speed_table, update_table
 
 
 def test_there_are_benchmarks() -> None:
@@ -35,26 +25,15 @@ def test_there_are_benchmarks() -> None:
     assert {"pack_header", "read_cold"} <= set(NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OTHERS)
 def test_a_benchmark_runs_and_says_where(name: str, tmp_path: Path) -> None:
     """Each one gives figures above zero, its goals, and the facts of the machine."""
-    target = tmp_path / "result.json"
-    done = run(name, "--quick", "--json", str(target), "--work", str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(target.read_text("utf-8"))
-    assert result["name"] == name
-    assert result["quick"] is True
-    assert result["facts"].keys() >= FACTS
-    assert result["rows"]
-    assert result["goals"]
-    for row in result["rows"]:
-        assert row["low"] <= row["median"] <= row["high"]
-        assert row["rounds"] == 1
-    rates = [row["median"] for row in result["rows"] if "/s" in row["figure"]]
-    assert all(rate > 0 for rate in rates)
-    assert [path.name for path in tmp_path.iterdir()] == [
-        "result.json"
-    ]  # it cleans up after itself
+    check_that_it_runs(name, tmp_path)
+
+
+def test_each_benchmark_is_run_by_one_file_of_tests() -> None:
+    """Those of training have a file of their own, and none is in both or in neither."""
+    assert sorted([*OTHERS, *TRAINING]) == list(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
