@@ -3,33 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
+from bare_cases import Bare, Triple
 
 from sharedds.errors import OptionError
 from sharedds.patches import GridPatches, SlicePatches
-
-Triple = tuple[int, int, int]
-
-
-@dataclass(frozen=True)
-class Bare:
-    """A case of some shape."""
-
-    shape: Triple
-    name: str = "bare"
-    classes: tuple[int, ...] = ()
-
-    def voxels(self, class_id: int) -> int:
-        """Return none."""
-        return 0
-
-    def locate(self, class_id: int, number: int) -> Triple:
-        """Fail: nothing is there."""
-        raise AssertionError
 
 
 def starts(n: int, p: int, o: int) -> list[int]:

@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from bare_cases import Bare, Triple
 from volume_stores import is_padded
 
 from sharedds.errors import OptionError, SchemaError
 from sharedds.patches import GridPatches, Location, Patches, SlicePatches, UniformPatches
 from sharedds.patches.cutting import checked_padding, cut
 from sharedds.patches.location import window_around
-
-Triple = tuple[int, int, int]
-
-
-@dataclass(frozen=True)
-class Bare:
-    """A case without a label."""
-
-    shape: Triple
-    name: str = "bare"
-    classes: tuple[int, ...] = ()
-
-    def voxels(self, class_id: int) -> int:
-        """Return none."""
-        return 0
-
-    def locate(self, class_id: int, number: int) -> Triple:
-        """Fail: nothing is there."""
-        raise AssertionError
 
 
 def drawn(patches: Patches, shape: Triple, count: int, seed: int = 0) -> list[Location]:

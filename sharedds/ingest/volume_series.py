@@ -95,7 +95,7 @@ def _patient(path: Path) -> tuple[str, ...]:
                 specific_tags=["PatientName", "PatientID"],
             )
             texts = (str(tags.get("PatientName", "")), str(tags.get("PatientID", "")))
-    except Exception:
+    except Exception:  # whatever a damaged value raises: these words only serve a warning
         return ()
     words = {word for text in texts for word in re.split(r"[^0-9a-z]+", text.lower())}
     return tuple(sorted(word for word in words if len(word) > 2))
