@@ -13,6 +13,7 @@ import textwrap
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ import pytest
 
 __all__ = [
     "METHODS",
+    "children",
     "descriptors",
     "forked",
     "in_process",
@@ -45,6 +47,15 @@ def in_process(method: str, function: Callable[..., T], *arguments: object) -> T
     context = multiprocessing.get_context(method)
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(function, *arguments).result(timeout=60)
+
+
+def children() -> set[BaseProcess]:
+    """Processes that multiprocessing has started here and that live.
+
+    Tests look at what is new among them: an error kept by a test before, in a cycle that is not
+    collected yet, may still hold a loader and its workers.
+    """
+    return set(multiprocessing.active_children())
 
 
 def shared_memory_names() -> set[str]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from processes import children
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler
 
 from sharedds.errors import DecodeError, OptionError, SampleError, SchemaError
@@ -340,12 +340,13 @@ def test_fork_is_refused_when_cuda_came_into_use_after_building(
 
 def test_no_process_is_left_after_a_loop_was_broken_off() -> None:
     """Workers that stay end with the loader, others with the loop."""
+    before = children()
     for persistent in (False, True):
         loader = build_loader(
             Squares(50), num_workers=2, start_method="fork", persistent_workers=persistent
         )
         for _ in loader:
             break
-        assert bool(multiprocessing.active_children()) is persistent
+        assert bool(children() - before) is persistent
         del loader
-        assert multiprocessing.active_children() == []
+        assert not children() - before

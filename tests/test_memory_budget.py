@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-import multiprocessing
 import os
 import pickle
 import subprocess
@@ -19,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from processes import forked, in_process
+from processes import children, forked, in_process
 from torch.utils.data import DataLoader
 
 from sharedds.errors import MemoryBudgetError, WorkerError
@@ -211,7 +210,7 @@ def test_workers_that_hoard_end_with_a_table() -> None:
     """Within seconds; no process, thread or file is left behind."""
     data: Any = Large(mb=8, count=2000, hoards=True)
     ours = loader(data, budget=used() + 120 * MB, num_workers=2, start_method="fork")
-    shared = batches_left()
+    shared, before = batches_left(), children()
     begin = time.monotonic()
     with pytest.raises(MemoryBudgetError) as caught:
         for _ in ours:
@@ -224,7 +223,7 @@ def test_workers_that_hoard_end_with_a_table() -> None:
     assert isinstance(caught.value, MemoryError)
     assert str(pickle.loads(pickle.dumps(caught.value))) == text
     assert ours.state_dict()["consumed"] == ours.stats().batches
-    assert multiprocessing.active_children() == []
+    assert not children() - before
     assert batches_left() <= shared
     assert not [thread for thread in threading.enumerate() if "guard" in thread.name]
 

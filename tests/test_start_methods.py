@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import subprocess
@@ -16,7 +15,7 @@ from typing import Any
 import numcodecs.blosc
 import pytest
 import torch
-from processes import METHODS, left_in_shared_memory, shared_memory_names
+from processes import METHODS, children, left_in_shared_memory, shared_memory_names
 from torch.utils.data import Dataset
 
 import sharedds.workers.starting
@@ -299,13 +298,14 @@ def test_what_cannot_be_pickled_is_named_before_any_worker_starts(method: str) -
     lock = threading.Lock()
     line = sys._getframe().f_lineno + 1
     held = Holder(Compose(abs, lambda x: x + lock.locked()))
+    before = children()
     error = first_error(held, method)
     assert isinstance(error, OptionError)
     assert "dataset.transform.transforms[1] -> variable 'lock' used by " in str(error)
     assert f"<lambda> ({Path(__file__).name}, line {line})" in str(error)
     assert "a _thread.lock" in str(error)
     assert method in str(error)
-    assert multiprocessing.active_children() == []
+    assert not children() - before
 
 
 def test_paths_lead_through_containers_slots_and_partial_functions() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import collections
-import gc
 import itertools
-import multiprocessing
 import os
 import random
 import weakref
@@ -15,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from processes import children
 from streams import Draws, as_list, fork, same, stream
 from torch.utils.data import (
     BatchSampler,
@@ -454,11 +453,11 @@ def test_workers_stay_if_asked_to(persistent: bool) -> None:
     loader = fork(
         Worker(), batch_size=4, num_workers=2, collate_fn=as_list, persistent_workers=persistent
     )
-    gc.collect()  # of tests before, whose errors hold what they came from
+    before = children()
     pids = [{pid for batch in loader for _, _, pid in batch} for _ in range(2)]
     assert (pids[0] == pids[1]) is persistent
     del loader
-    assert multiprocessing.active_children() == []
+    assert not children() - before
 
 
 def test_the_first_function_of_workers_runs_once_in_each() -> None:
@@ -484,7 +483,7 @@ def test_the_first_function_of_workers_runs_once_in_each() -> None:
 @pytest.mark.parametrize("persistent", [False, True])
 def test_an_iterator_can_be_dropped_at_any_time(persistent: bool) -> None:
     """Unused, in the middle or at the end: no worker, no iterator and no loader is left."""
-    gc.collect()  # of tests before, whose errors hold what they came from
+    before = children()
     for taken in (0, 1, 4):
         loader = fork(range(8), batch_size=2, num_workers=2, persistent_workers=persistent)
         iterator = iter(loader)
@@ -492,7 +491,7 @@ def test_an_iterator_can_be_dropped_at_any_time(persistent: bool) -> None:
         gone: list[Any] = [weakref.ref(loader), weakref.ref(iterator)]
         del loader, iterator
         assert [reference() for reference in gone] == [None, None]
-        assert multiprocessing.active_children() == []
+        assert not children() - before
 
 
 def test_prefetching_changes_nothing_but_when() -> None:

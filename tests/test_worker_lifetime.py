@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from processes import METHODS, left_in_shared_memory, shared_memory_names
+from processes import METHODS, children, left_in_shared_memory, shared_memory_names
 from torch.utils.data import DataLoader
 
 import sharedds.workers.starting
@@ -123,11 +123,12 @@ def test_workers_end_when_the_trainer_is_killed(
 def test_a_loader_whose_loop_was_broken_off_leaves_no_worker() -> None:
     """The fork server stays for the next loader, workers do not."""
     samples: Any = range(9)
+    before = children()
     iterator = iter(build_loader(samples, num_workers=2, start_method="forkserver"))
     next(iterator)
-    assert len(multiprocessing.active_children()) == 2
+    assert len(children() - before) == 2
     del iterator
-    assert multiprocessing.active_children() == []
+    assert not children() - before
 
 
 # --- workers that die ----------------------------------------------------------------------------
@@ -165,12 +166,12 @@ def deadly(action: Callable[[], object], method: str = "fork") -> Any:
 
 def last_words(action: Callable[[], object], method: str = "fork") -> str:
     """The error for a worker that dies; all else has ended then, and nothing is left."""
-    before = shared_memory_names()
+    before, started = shared_memory_names(), children()
     begin = time.monotonic()
     with pytest.raises(WorkerDiedError) as caught:
         list(deadly(action, method))
     assert time.monotonic() - begin < 15
-    assert multiprocessing.active_children() == []
+    assert not children() - started
     # The error, held here, holds the loader and with it the semaphores of its queues.
     left = left_in_shared_memory(before)
     assert not {name for name in left if name.startswith("torch_")}
@@ -242,12 +243,13 @@ def test_a_mapped_file_cut_short_is_named(tmp_path: Path) -> None:
 
 def test_a_death_never_interrupts_the_training_step() -> None:
     """It is told by the next ``next()``: torch would raise from a signal handler, anywhere."""
+    before = children()
     batches = iter(deadly(killed_by_itself))
     assert next(batches).tolist() == [0, 1, 2, 3]
     end = time.monotonic() + 1
     while time.monotonic() < end:  # a training step, which may be writing a checkpoint
         time.sleep(0.01)
-    assert len(multiprocessing.active_children()) == 1
+    assert len(children() - before) == 1
     with pytest.raises(WorkerDiedError):
         next(batches)
 
