@@ -358,3 +358,32 @@ def test_batches_that_are_kept_do_not_change(way: dict[str, Any]) -> None:
 
     batches = list(fork(Large(12), batch_size=2, **way))
     assert [batch[:, -1].tolist() for batch in batches] == [[i, i + 1] for i in range(0, 12, 2)]
+
+
+def test_the_smallest_memory_that_fits_is_taken() -> None:
+    """Images leave the labels theirs, which is twice as large; no batch takes new memory."""
+    memory = SpareMemory(lambda: 2)
+    sizes = (4 << 20, 2 << 20)
+    for _ in range(3):
+        kept = [memory.empty((size,), torch.uint8) for size in sizes]
+        places = sorted(each.data_ptr() for each in kept)
+        del kept
+        kept = [memory.empty((size,), torch.uint8) for size in reversed(sizes)]
+        assert sorted(each.data_ptr() for each in kept) == places
+        del kept
+
+
+class Large(Whole):
+    """Samples of a megabyte."""
+
+    def load_batch(self, indices: Sequence[int], empty: Any) -> Any:
+        """A batch whose values do not matter."""
+        return empty((len(indices), 1 << 20), torch.uint8)
+
+
+def test_the_next_pass_uses_the_memory_of_the_last_one() -> None:
+    """Without workers: in short epochs all memory would else be new."""
+    loader = fork(Large(), batch_size=12, num_workers=0)
+    passes = [{batch.data_ptr() for batch in loader} for _ in range(3)]
+    assert passes[1] <= passes[0]
+    assert passes[2] <= passes[0]

@@ -34,6 +34,7 @@ from sharedds.loader.processes import ProcessIterator
 from sharedds.loader.replay import Replay
 from sharedds.loader.running import LoaderPass, Running
 from sharedds.loader.seen import LoaderView
+from sharedds.loader.spare import SpareMemory
 from sharedds.loader.stream import EpochPass, OrderedBatches, Position, SampleStream
 from sharedds.loader.threads import ThreadIterator
 from sharedds.loader.tree import ProcessTree, busy_share
@@ -73,6 +74,7 @@ class PlannedLoader(DataLoader[T]):
     _newest = unsent[weakref.ref[LoaderPass]]()
     _running = unsent[Running]()
     _iterator = unsent[Any]()
+    _memory = unsent[SpareMemory]()
     _most_in_flight: int | None = None
     #: Whether batches of worker processes travel in buffers that stay; new memory for each if not.
     _keeps_buffers = True
@@ -290,7 +292,7 @@ class PlannedLoader(DataLoader[T]):
             dataclasses.replace(self._ledger.policy, log=None), self._ledger.samples
         )
         twin._newest = twin._running = None
-        twin._iterator = None
+        twin._iterator = twin._memory = None
         vars(twin)["persistent_workers"] = False
         vars(twin)["generator"] = torch.Generator()
         return twin
@@ -371,7 +373,11 @@ class PlannedLoader(DataLoader[T]):
     def _get_iterator(self, flight: InFlight | None = None) -> Any:
         flight = flight if flight is not None else self._in_flight()
         if self.num_workers == 0:
-            return _SingleProcessDataLoaderIter(LoaderView(self, flight))
+            view = LoaderView(self, flight)
+            if self._memory is None and not self._is_tight():
+                self._memory = SpareMemory()
+            view.dataset.memory = self._memory  # that of the pass before
+            return _SingleProcessDataLoaderIter(view)
         if self.plan.engine == "thread":
             return ThreadIterator(LoaderView(self, flight))
         loans = None

@@ -53,8 +53,6 @@ Integers = npt.NDArray[np.int64]
 
 #: What holds no tensor, and often is all that a sample is.
 _NO_TENSORS = frozenset({bool, bytes, float, int, np.ndarray, str, type(None)})
-#: Without workers two batches exist at once; two tensors of each are large.
-_SPARE = 4
 
 
 class SampleReader(Dataset[Any]):
@@ -358,7 +356,7 @@ class SampleReader(Dataset[Any]):
         if self.sends:
             return empty_shared
         if self.memory is None:
-            self.memory = SpareMemory(lambda: _SPARE)
+            self.memory = SpareMemory()
         return self.memory.empty
 
 

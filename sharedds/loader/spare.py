@@ -25,6 +25,11 @@ _LEAST = 1 << 20
 _SHARE = 0.5
 
 
+def _of_two_batches() -> int:
+    """Without workers two batches exist at once; two tensors of each are large."""
+    return 4
+
+
 class SpareMemory:
     """Hands out memory for tensors, and takes it back when nobody can see it any more.
 
@@ -33,9 +38,10 @@ class SpareMemory:
 
     Args:
         most: Tells how many pieces of memory there may be; of more, none is kept that comes back.
+            By default those of a loader without workers.
     """
 
-    def __init__(self, most: Callable[[], int]) -> None:
+    def __init__(self, most: Callable[[], int] = _of_two_batches) -> None:
         self._most = most
         self._numbers = itertools.count()
         self._lent: set[int] = set()
@@ -71,16 +77,24 @@ class SpareMemory:
         return flat.view(count, height, width, channels).permute(0, 3, 1, 2)
 
     def _take(self, size: int) -> torch.Tensor:
-        """Return spare memory that is large enough and not much larger, else new one."""
+        """Return the smallest spare memory that is large enough and not much larger, else new one.
+
+        The smallest: a batch of images must not take what its labels, twice as large, need next.
+        """
+        found: torch.Tensor | None = None
         for _ in range(len(self._spare)):
             try:
                 memory = self._spare.popleft()
             except IndexError:  # other threads were faster
                 break
-            if _SHARE * memory.nbytes <= size <= memory.nbytes:
-                return memory
-            self._spare.append(memory)
-        return torch.empty(size, dtype=torch.uint8)
+            fits = _SHARE * memory.nbytes <= size <= memory.nbytes
+            if not fits or (found is not None and memory.nbytes >= found.nbytes):
+                self._spare.append(memory)
+                continue
+            if found is not None:
+                self._spare.append(found)
+            found = memory
+        return torch.empty(size, dtype=torch.uint8) if found is None else found
 
     def _back(self, number: int, memory: torch.Tensor) -> None:
         self._lent.discard(number)
