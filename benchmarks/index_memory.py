@@ -6,7 +6,10 @@ tree of processes: proportional memory (PSS), the part of it that is no page of 
 and shm), private memory (USS) of the worker that has most; and the time from asking for the first
 batch to having it. All indexes use torch's own loader, so that start methods compare; one case
 uses that of this package. "empty" has no index: what torch and the processes cost by themselves.
-Kept out: making the index (a figure of its own). "HF datasets" runs under the interpreter of
+Kept out: making the index (a figure of its own); and a full garbage collection, which under fork
+gives a worker 35 MB of copies of objects that it shares otherwise, whatever the index is: one is
+done before the first batch, or it would fall into a worker or not as the number of modules that
+were imported before decides. "HF datasets" runs under the interpreter of
 ``--peers``, whose torch is another one: its total is compared after taking off what "empty" costs
 there and adding what it costs here.
 Reproduce: ``scripts/bench index_memory``. By default four workers, 1,000 and 10 million samples,
@@ -22,6 +25,8 @@ index of this package the package.
 from __future__ import annotations
 
 import argparse
+import gc
+import itertools
 import json
 import multiprocessing
 import os
@@ -350,7 +355,12 @@ def loader_of(name: str, dataset: Any, workers: int, start: str, read: int = _RE
         from sharedds import build_loader  # noqa: PLC0415 - only where the package is
 
         return build_loader(
-            dataset, batch_size=_BATCH, shuffle=True, num_workers=workers, start_method=method
+            dataset,
+            batch_size=_BATCH,
+            shuffle=True,
+            num_workers=workers,
+            start_method=method,
+            persistent_workers=workers > 0,  # weighed after an epoch, too
         )
     return DataLoader(
         dataset,
@@ -388,6 +398,12 @@ def tree() -> list[int]:
     return found
 
 
+def _epochs(loader: Any) -> Iterator[Any]:
+    """Yield batches without end: an order of this package ends when each sample was read."""
+    while True:
+        yield from loader
+
+
 def train(
     scratch: Path, name: str, count: int, workers: int, start: str, read: int = _READ
 ) -> None:
@@ -396,13 +412,12 @@ def train(
     dataset = INDEXES[name](count, scratch)
     made = time.perf_counter()
     loader = loader_of(name, dataset, workers, start, read)
+    gc.collect()
     started = time.perf_counter()
-    batches = iter(loader)
+    batches = _epochs(loader)
     total = int(next(batches).sum())
     first = time.perf_counter()
-    for _ in range(read // _BATCH):
-        if (batch := next(batches, None)) is None:
-            break
+    for batch in itertools.islice(batches, read // _BATCH):
         total += int(batch.sum())
     ended = time.perf_counter()
     if total == 0:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import json
 import pickle
 import random
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -187,3 +190,20 @@ def test_paths_of_a_folder_are_kept_once() -> None:
         packed = PackedStrings.build(items)
         assert packed.nbytes < 0.5 * sum(map(len, items))
         assert all(packed[i] == items[i] for i in range(0, len(items), 97))
+
+
+@pytest.mark.memory
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_few_samples_cost_two_workers_what_none_cost(tmp_path: Path) -> None:
+    """As the benchmark weighs it: no worker collects garbage in one case and not in the other."""
+    benchmark = Path(__file__).parents[1] / "benchmarks" / "index_memory.py"
+    found = {}
+    for index in ("empty", "sharedds", "sharedds, build_loader"):
+        words = (tmp_path, tmp_path, "--train", index, "1000", "2", "fork", "4000")
+        command = [sys.executable, str(benchmark), *map(str, words)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 0, done.stderr
+        figures = json.loads(done.stdout.splitlines()[-1])
+        assert "MB USS a worker, the most" in figures  # the workers are there when they are weighed
+        found[index] = figures["MB PSS anonymous and shm"]
+    assert max(found.values()) - found["empty"] < 20, found

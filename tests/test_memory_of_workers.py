@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from processes import python
 from torch.utils.data import DataLoader, Dataset
 
 from sharedds.datasets import LazyDataset
@@ -151,3 +153,43 @@ def test_collecting_garbage_copies_nothing() -> None:
         Collected(), num_workers=1, start_method="forkserver", collate_fn=sum, timeout=60
     )
     assert next(iter(served)) < 5 * MB
+
+
+_DUE = """
+    import gc, multiprocessing, os, warnings
+    import torch
+    from sharedds.memory import process_memory
+    from sharedds.workers.starting import start_context
+
+    warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
+
+    def tell(pipe):
+        pipe.send(process_memory().uss)
+
+    def cost(context):
+        ours, theirs = context.Pipe()
+        worker = context.Process(target=tell, args=(theirs,))
+        gc.collect()
+        gc.disable()  # on again in the child, where the collection is due then
+        kept = [[] for _ in range(500_000)]
+        gc.collect(1)
+        young = [[] for _ in range(2_000)]
+        worker.start()
+        own = ours.recv()
+        worker.join()
+        return own
+
+    os.register_at_fork(after_in_child=gc.enable)
+    gc.set_threshold(1_000, 0, 0)
+    print(cost(multiprocessing.get_context("fork")), cost(start_context("fork")))
+"""
+
+
+@pytest.mark.memory
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at what the kernel says of memory")
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="there, garbage is collected bit by bit")
+def test_a_garbage_collection_that_is_due_strikes_no_forked_worker() -> None:
+    """A plain one that begins with a collection copies all objects that it shared otherwise."""
+    plain, own = map(int, python(_DUE).stdout.split())
+    assert plain > 30 * MB, (plain, own)
+    assert own < plain / 2, (plain, own)

@@ -15,7 +15,7 @@ from sharedds.codecs import DEFAULT_MAX_PIXELS
 from sharedds.datasets.indexed import IndexedDataset
 from sharedds.datasets.kept import parse_cache_size, picture_cache
 from sharedds.datasets.offers import Empty
-from sharedds.datasets.pictures import Pictures
+from sharedds.datasets.pictures import Pictures, by_itself
 from sharedds.datasets.randomness import (
     batch_uniforms,
     making_sample,
@@ -31,6 +31,8 @@ from sharedds.packed import MappedArray, PackedStrings
 from sharedds.views import View
 
 __all__ = ["ImageDataset"]
+
+_LOOKED_AT = 256
 
 
 class ImageDataset(IndexedDataset[Any]):
@@ -213,7 +215,7 @@ class ImageDataset(IndexedDataset[Any]):
         try:
             with making_sample():
                 if self.transform is not None:
-                    image = self.transform(image)
+                    image = by_itself(self.transform(image))
                 label: Any = self._label(position)
                 if label is None:
                     return image
@@ -312,6 +314,15 @@ class ImageDataset(IndexedDataset[Any]):
     def record_nbytes(self) -> int | None:
         """About how many bytes are stored for one sample; None where the file itself tells."""
         return self._source.nbytes()
+
+    def largest_picture(self) -> tuple[int, int] | None:
+        """Return (height, width), as stored, of the largest of some pictures; nothing is decoded.
+
+        None where that is not known without reading them.
+        """
+        count = len(self._source)
+        some = np.linspace(0, count - 1, min(count, _LOOKED_AT)).astype(np.int64)
+        return self._source.largest(some) if count else None
 
     def __repr__(self) -> str:
         view = "" if self.view is None else f", view={self.view}"

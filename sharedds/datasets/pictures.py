@@ -23,7 +23,7 @@ from sharedds.errors import DecodeError
 from sharedds.handles import per_process
 from sharedds.views import Full, View
 
-__all__ = ["Form", "Pictures"]
+__all__ = ["Form", "Pictures", "by_itself"]
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -33,6 +33,7 @@ _FACTORS = (8, 4, 2)
 _AT_ONCE = 64  # pictures whose parts are chosen together ...
 _BYTES = 8 << 20  # ... unless their files are large, and copied into memory
 _CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4, "index": 1}
+_LARGE = 8 << 20  # bytes of pixels
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +167,10 @@ class Pictures:
                         sample=found.position,
                     )
                 canvas.show(at, part, flips)
+                # A name that lives on would keep all of a large picture while the next one is read
+                # and decoded: twice the memory.
+                del part, found
+            group.clear()
             self._source.release()
 
     def _groups(self, positions: Integers) -> Iterator[dict[int, Found]]:
@@ -232,6 +237,18 @@ class Pictures:
         _, scratch = self._scratch
         blend, antialias = self._mode != "index", self._shown.antialias
         return Canvas(images, blend=blend, antialias=antialias, scratch=scratch)
+
+
+def by_itself(image: Any) -> Any:
+    """Return an image without the large picture that it is a part of.
+
+    To crop a tensor makes a view, which would keep the whole picture until the batch is collated,
+    and so all those of a batch at once.
+    """
+    if not isinstance(image, torch.Tensor) or image.layout != torch.strided:
+        return image
+    whole = image.untyped_storage().nbytes()
+    return image.clone() if whole > _LARGE and 2 * image.nbytes <= whole else image
 
 
 def _cut(pixels: Pixels, box: Box) -> Pixels:

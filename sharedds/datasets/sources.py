@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
@@ -10,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from sharedds.errors import OptionError, SourceError
+from sharedds.codecs import probe
+from sharedds.errors import OptionError, SharedDSError, SourceError
 from sharedds.folder import ClassLevel, scan
-from sharedds.handles import absolute_path
+from sharedds.handles import absolute_path, map_file
 from sharedds.packed import PackedStrings
 from sharedds.store import Store, holds_store, is_partial
 from sharedds.store.layout import FieldSpec
@@ -23,6 +25,7 @@ Integers = npt.NDArray[np.int64]
 
 
 _WEIGHED = 8  # files whose sizes tell that of a record
+_PROBED = 8  # files of which the headers are read
 
 
 class ImageSource(Protocol):
@@ -66,6 +69,9 @@ class ImageSource(Protocol):
     def nbytes(self) -> int | None:
         """Return about how many bytes are stored for an image; None where others can tell."""
 
+    def largest(self, positions: Integers) -> tuple[int, int] | None:
+        """Return (height, width) of the largest of some images; None where it is not known."""
+
     def proved(self) -> bool:
         """Whether each file was once decoded whole, and is compared with its checksum since."""
 
@@ -95,6 +101,7 @@ class StoreImages:
         packed = self.store.attrs.get("kind") == "images"
         recipe = self.store.attrs.get("recipe", {}) if packed else {}
         self._oriented = packed and self._is_number("orientation")
+        self._sized = packed and self._is_number("height") and self._is_number("width")
         self._upright = recipe.get("orientation") == "ignore"
         self._proved = recipe.get("codec", "keep") != "keep" or recipe.get("check") == "decode"
 
@@ -177,6 +184,16 @@ class StoreImages:
     def nbytes(self) -> int | None:
         """Return the bytes of finished pixels."""
         return self._fields["image"].row_bytes if self._raw else None
+
+    def largest(self, positions: Integers) -> tuple[int, int] | None:
+        """Return (height, width) of the largest of some images, as packing noted them."""
+        if (shape := self.shape()) is not None:
+            return shape[:2]
+        if not self._sized:
+            return None
+        heights, widths = (self.store.column(n)[positions] for n in ("height", "width"))
+        at = int(np.argmax(heights.astype(np.int64) * widths))
+        return int(heights[at]), int(widths[at])
 
     def proved(self) -> bool:
         """Whether packing decoded each file, or made it."""
@@ -285,6 +302,16 @@ class FolderImages:
         some = np.linspace(0, len(self) - 1, min(len(self), _WEIGHED)).astype(int).tolist()
         sizes = [size for at in some if (size := _size(self._root + self._paths.bytes(at)))]
         return sum(sizes) // len(sizes) if sizes else None
+
+    def largest(self, positions: Integers) -> tuple[int, int] | None:
+        """Return (height, width) of the largest in the largest files, as their headers say."""
+        paths = [self._root + self._paths.bytes(position) for position in positions.tolist()]
+        found = []
+        for path in sorted(paths, key=_size)[-_PROBED:]:
+            with contextlib.suppress(SharedDSError):  # a bad file is reported when it is read
+                header = probe(map_file(os.fsdecode(path)).view, max_pixels=None)
+                found.append((header.height, header.width))
+        return max(found, key=lambda size: size[0] * size[1], default=None)
 
     def proved(self) -> bool:
         """Return False: files may be damaged, or change."""

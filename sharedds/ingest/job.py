@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -33,6 +33,7 @@ _PAGE = 4096
 _LARGEST_INSIDE = 2016  # longer values get pages of their own
 _SAMPLED = 16
 _COPIED = 16  # files that one task reads, where reading is all there is to do
+_LET_GO = 1 << 16  # files after which the pages of the index are let go of
 _UNNAMED = "not named in the labels file"
 _FOREIGN = "no extension, and not an image"
 
@@ -106,6 +107,7 @@ class Job:
             if self.labels is not None:
                 sizes = sizes[self.labels[rows] != NO_LABEL]
             total += _stored(sizes * ratio)
+            index.release()
         return total
 
     def count_only(self) -> None:
@@ -173,7 +175,7 @@ class Job:
 
     def _work(self) -> str:
         options = json.dumps([asdict(self.recipe), self.classes, self.shuffle_seed])
-        labels = xxhash.xxh3_128_hexdigest(self.labels.tobytes()) if self.labels is not None else ""
+        labels = "" if self.labels is None else _hash_of(self.labels)
         return f"{self.index.fingerprint} {xxhash.xxh3_128_hexdigest(options.encode())} {labels}"
 
     def _pass_over(self, keys: Iterable[bytes], ingester: Ingester) -> int:
@@ -203,9 +205,14 @@ class Job:
         def prepare(position: int) -> tuple[int, ImageResult]:
             return position, self._prepare(ingester, position)
 
-        items = ((int(p), max(int(sizes[p]), pixels)) for p in self.order[start:])
+        def items() -> Iterator[tuple[int, int]]:
+            for number, position in enumerate(self.order[start:], 1):
+                if not number % _LET_GO:
+                    self.index.release()
+                yield int(position), max(int(sizes[position]), pixels)
+
         copied = self.recipe.codec == "keep" and self.recipe.check == "header"
-        return run_in_order(prepare, items, workers=workers, group=_COPIED if copied else 1)
+        return run_in_order(prepare, items(), workers=workers, group=_COPIED if copied else 1)
 
     def _prepare(self, ingester: Ingester, position: int) -> ImageResult:
         if self.labels is not None and self.labels[position] == NO_LABEL:
@@ -238,6 +245,11 @@ class Job:
             self.failures.add(name, reason)
             return True
         return False
+
+
+def _hash_of(labels: npt.NDArray[np.int64]) -> str:
+    """Return the hash of the bytes of labels; large ones are not copied for it."""
+    return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(labels).data)
 
 
 def bad_file(root: str, name: str, reason: str) -> DecodeError:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from sharedds.errors import SchemaError
 from sharedds.handles import SharedFile, anonymous_file, per_process, storage_errors
-from sharedds.packed.files import Appender, as_array, close_quietly, plain_dtype
+from sharedds.packed.files import Appender, as_array, close_quietly, let_go, plain_dtype
 
 __all__ = ["MappedArray", "MappedArrayBuilder"]
 
@@ -87,6 +87,10 @@ class MappedArray:
     def array(self) -> npt.NDArray[Any]:
         """The mapped array, read-only."""
         return np.frombuffer(self._file.view, self._dtype).reshape(self._shape)
+
+    def release(self) -> None:
+        """Let go of the pages that were read; they are back when they are read again."""
+        let_go(self._file.view)
 
     def __len__(self) -> int:
         return self._shape[0] if self._shape else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import operator
 import os
 import tempfile
@@ -15,7 +16,15 @@ import numpy.typing as npt
 from sharedds.errors import SampleIndexError, SchemaError
 from sharedds.handles import anonymous_file, storage_errors
 
-__all__ = ["Appender", "as_array", "check_index", "close_quietly", "encode_text", "plain_dtype"]
+__all__ = [
+    "Appender",
+    "as_array",
+    "check_index",
+    "close_quietly",
+    "encode_text",
+    "let_go",
+    "plain_dtype",
+]
 
 _BUFFER = 1 << 20
 
@@ -76,6 +85,17 @@ def as_array(values: Any, dtype: np.dtype[Any] | None) -> npt.NDArray[Any]:
     except (TypeError, ValueError, OverflowError) as error:
         what = f"{type(values).__name__} cannot become an array of {dtype or 'numbers'}"
         raise SchemaError(f"{what} ({error})") from error
+
+
+def let_go(view: memoryview) -> None:
+    """Let go of the pages of a mapped file; the system keeps them, and they are back when touched.
+
+    Pages that were touched count as memory of the process, though the system could take them at
+    any time.
+    """
+    mapped = view.obj
+    if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def close_quietly(file: BinaryIO) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 import xxhash
 
 from sharedds.handles import SharedFile, per_process
-from sharedds.packed.files import Appender, check_index, encode_text
+from sharedds.packed.files import Appender, check_index, encode_text, let_go
 
 __all__ = ["PackedStrings", "PackedStringsBuilder"]
 
@@ -255,6 +255,10 @@ class PackedStrings:
         return b"".join(
             (models[model : model + before], record[_HEADER:], models[end - after : end])
         )
+
+    def release(self) -> None:
+        """Let go of the pages that were read; they are back when they are read again."""
+        let_go(self._file.view)
 
     @property
     def nbytes(self) -> int:

@@ -207,6 +207,9 @@ if sys.platform != "win32":
         def _Popen(process_obj: Any) -> Any:  # noqa: N802
             if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 raise OptionError(FORK_AFTER_CUDA)
+            # A collection that is due anyway would strike in the child, before it can freeze what
+            # it shares. This one passes over what is old, and puts the next one off.
+            gc.collect(1)
             return ForkProcess._Popen(process_obj)
 
     class _ServerWorker(_Worker, ForkServerProcess):
