@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         ImageDataset,
         LazyDataset,
         MemmapDataset,
+        SlideDataset,
         VolumeDataset,
         concat,
     )
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from sharedds.diagnose.tune import tune
     from sharedds.handles import per_process
     from sharedds.host.machine import Machine, machine
-    from sharedds.ingest import export, pack, pack_volumes
+    from sharedds.ingest import export, pack, pack_slides, pack_volumes
     from sharedds.loader import OptimizedDataLoader, build_loader, build_loaders
     from sharedds.order import BalancedSampling, WeightedSampling
     from sharedds.packed import PackedStrings, RaggedArray
@@ -33,10 +34,13 @@ if TYPE_CHECKING:
         Aggregator,
         ForegroundPatches,
         GridPatches,
+        HeatMap,
         SlicePatches,
+        TissuePatches,
         UniformPatches,
         WeightedPatches,
     )
+    from sharedds.patches.pyramid import mask_pyramid
     from sharedds.store import Field, Store, StoreWriter, info, verify
     from sharedds.views import CenterCrop, Full, RandomCrop, RandomResizedCrop, Resize
 
@@ -51,6 +55,7 @@ __all__ = [
     "ForegroundPatches",
     "Full",
     "GridPatches",
+    "HeatMap",
     "ImageDataset",
     "LazyDataset",
     "Machine",
@@ -62,9 +67,11 @@ __all__ = [
     "RandomResizedCrop",
     "Resize",
     "SlicePatches",
+    "SlideDataset",
     "StallMeter",
     "Store",
     "StoreWriter",
+    "TissuePatches",
     "UniformPatches",
     "VolumeDataset",
     "WeightedPatches",
@@ -79,7 +86,9 @@ __all__ = [
     "export",
     "info",
     "machine",
+    "mask_pyramid",
     "pack",
+    "pack_slides",
     "pack_volumes",
     "per_process",
     "testing",
@@ -97,6 +106,7 @@ _HOMES = {
     "ForegroundPatches": "sharedds.patches",
     "Full": "sharedds.views",
     "GridPatches": "sharedds.patches",
+    "HeatMap": "sharedds.patches",
     "ImageDataset": "sharedds.datasets",
     "LazyDataset": "sharedds.datasets",
     "Machine": "sharedds.host.machine",
@@ -108,9 +118,11 @@ _HOMES = {
     "RandomResizedCrop": "sharedds.views",
     "Resize": "sharedds.views",
     "SlicePatches": "sharedds.patches",
+    "SlideDataset": "sharedds.datasets",
     "StallMeter": "sharedds.diagnose.stalls",
     "Store": "sharedds.store",
     "StoreWriter": "sharedds.store",
+    "TissuePatches": "sharedds.patches",
     "UniformPatches": "sharedds.patches",
     "VolumeDataset": "sharedds.datasets",
     "WeightedPatches": "sharedds.patches",
@@ -123,7 +135,9 @@ _HOMES = {
     "export": "sharedds.ingest",
     "info": "sharedds.store",
     "machine": "sharedds.host.machine",
+    "mask_pyramid": "sharedds.patches.pyramid",
     "pack": "sharedds.ingest",
+    "pack_slides": "sharedds.ingest",
     "pack_volumes": "sharedds.ingest",
     "per_process": "sharedds.handles",
     "tune": "sharedds.diagnose.tune",

@@ -22,14 +22,14 @@ from sharedds.errors import (
     StoreFormatError,
 )
 from sharedds.store import ArrayValue, ChunkedArray, Field, Store, StoreWriter
-from sharedds.store.arrays import (
+from sharedds.store.array_meta import (
     ArrayMeta,
     LevelMeta,
-    Owner,
     block_slices,
     default_chunk,
     parse_meta,
 )
+from sharedds.store.regions import Owner
 
 OWNER = Owner("x.lmdb", 3, "volume")
 

@@ -69,7 +69,7 @@ def test_sizes_may_be_arrays() -> None:
         UniformPatches(np.ones((2, 3), int))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("size", [0, -1, (4, 4), (4, 4, 4, 4), 1.5, True, "444", (4, 4, 0), None])
+@pytest.mark.parametrize("size", [0, -1, (4,), (4, 4, 4, 4), 1.5, True, "444", (4, 4, 0), None])
 def test_a_size_is_whole_numbers(size: Any) -> None:
     """All else is refused, with the value."""
     with pytest.raises(OptionError, match=r"size|voxels"):

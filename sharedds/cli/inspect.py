@@ -28,12 +28,19 @@ _SHOWN_PROBLEMS = 50
 @click.option(
     "--preview", type=click.Path(), metavar="PNG", help="Also draw some of the samples in a PNG."
 )
+@click.option("--sample", metavar="KEY", help="Of the preview: show this one alone.")
 @click.option(
     "--patch", metavar="SIZE", help="Also say what patches cost, of 96,96,96 voxels for instance."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print it as one JSON object.")
 def info(
-    store: str, *, show_all: bool, preview: str | None, patch: str | None, as_json: bool
+    store: str,
+    *,
+    show_all: bool,
+    preview: str | None,
+    sample: str | None,
+    patch: str | None,
+    as_json: bool,
 ) -> int:
     """Show what is in STORE: schema, counts, classes, sizes, digest."""
     from sharedds.store import info as describe  # noqa: PLC0415 - help stays quick
@@ -41,7 +48,7 @@ def info(
 
     found = describe(store)
     costs = None if patch is None else patch_info(store, _sizes(patch))
-    drawn = _draw(store, preview) if preview is not None else None
+    drawn = _draw(store, preview, sample) if preview is not None else None
     if as_json:
         more: dict[str, object] = {} if drawn is None else {"preview": drawn.to_json()}
         if costs is not None:
@@ -84,10 +91,10 @@ def _show_costs(costs: tuple[PatchInfo, ...]) -> None:
     table.print("  ")
 
 
-def _draw(store: str, path: str) -> PreviewReport:
+def _draw(store: str, path: str, key: str | None) -> PreviewReport:
     from sharedds.ingest.preview import preview  # noqa: PLC0415 - help stays quick
 
-    return preview(store, path)
+    return preview(store, path, key=key)
 
 
 def _show(found: StoreInfo, *, show_all: bool) -> None:

@@ -11,8 +11,9 @@ import click
 
 from sharedds.cli.packing_options import (
     SectionedCommand,
-    for_both,
+    for_all,
     for_pictures,
+    for_slides,
     for_volumes,
     given,
 )
@@ -32,7 +33,8 @@ STRICT_FOUND_SOMETHING = 4
 @click.argument("out", type=click.Path(), required=False)
 @for_pictures
 @for_volumes
-@for_both
+@for_slides
+@for_all
 def pack(
     source: str,
     out: str | None,
@@ -46,10 +48,11 @@ def pack(
 ) -> int:
     """Pack the folder SOURCE into the file OUT.
 
-    It holds pictures, or medical volumes. Of pictures sub-folders are classes, and every one is
-    decoded once to prove it. Of volumes (NIfTI, DICOM, NRRD, MetaImage, NumPy) images and labels
-    are paired by name. Interrupted, even by kill -9, the same command goes on where it was. With
-    --plan OUT may be left out.
+    It holds pictures, medical volumes, or slides. Of pictures sub-folders are classes, and every
+    one is decoded once to prove it. Of volumes (NIfTI, DICOM, NRRD, MetaImage, NumPy) images and
+    labels are paired by name. Slides and pictures of any size are cut into tiles of several
+    resolutions. Interrupted, even by kill -9, the same command goes on where it was. With --plan
+    OUT may be left out.
 
     Exit codes: 0 all packed; 3 packed, but some files were bad and are in the report; 4 packed, and
     --strict found something; 1 nothing packed; 2 wrong usage; 130 interrupted.
@@ -110,7 +113,7 @@ def _plan(
     quiet: bool,
     options: Mapping[str, Any],
 ) -> int:
-    if options["kind"] == "volume":
+    if options["kind"] in ("volume", "slide"):
         raise click.UsageError("--plan is for pictures.", click.get_current_context())
     from sharedds.ingest import ImageRecipe, plan_packing  # noqa: PLC0415 - help stays quick
 
@@ -143,17 +146,41 @@ def _plan(
     type=click.Choice([".nii.gz", ".nii"]),
     help="Of volumes: compressed or not.  [default: .nii.gz]",
 )
+@click.option(
+    "--region", metavar="X,Y,W,H", help="Of a slide: FOLDER is a .png, .jpg or .tif of this part."
+)
+@click.option("--level", type=int, metavar="K", help="Of a slide: which level, 0 is the finest.")
+@click.option("--sample", metavar="KEY", help="Of slides: which one the part is of.")
+@click.option("--force", is_flag=True, help="With --region or --level: replace a file.")
 @click.option("--dry-run", is_flag=True, help="Read and check everything; write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON object.")
-def export(store: str, folder: str, *, as_json: bool, **options: Any) -> int:
+def export(
+    store: str,
+    folder: str,
+    *,
+    region: str | None,
+    level: int | None,
+    sample: str | None,
+    force: bool,
+    as_json: bool,
+    **options: Any,
+) -> int:
     """Write STORE back to FOLDER: the stored bytes of each image under its name.
 
     A store of volumes becomes NIfTI files in images/ and labels/, with the same voxels and
-    geometry.
+    geometry; one of slides becomes tiled TIFF files with their levels, or with --region or --level
+    one picture.
     """
     from sharedds.ingest import export as export_store  # noqa: PLC0415 - help stays quick
+    from sharedds.ingest.slide_export import export_region  # noqa: PLC0415
 
-    report = export_store(store, folder, **options)
+    if region is not None or level is not None:
+        part = None if region is None else _part(region)
+        report = export_region(
+            store, folder, key=sample, region=part, level=level or 0, force=force
+        )
+    else:
+        report = export_store(store, folder, **options)
     if as_json:
         echo(json.dumps(report.to_json()))
         return 0
@@ -162,3 +189,15 @@ def export(store: str, folder: str, *, as_json: bool, **options: Any) -> int:
     empty = f"; {report.empty:,} samples have none" if report.empty else ""
     echo(f"{report.path}: {files} {verb}, {decimal_size(report.bytes)}{empty}")
     return 0
+
+
+def _part(text: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        numbers = ()
+    if len(numbers) != 4:
+        raise click.BadParameter(
+            f"{text!r}: four whole numbers, such as 0,0,512,512", param_hint="--region"
+        )
+    return numbers

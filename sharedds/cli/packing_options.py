@@ -1,4 +1,4 @@
-"""The options of ``sharedds pack``, in sections: for both kinds, for pictures, for volumes."""
+"""The options of ``sharedds pack``, in sections: for all kinds, pictures, volumes and slides."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import click
 
-from sharedds.cli.values import color, nbytes, numbers, pixels, size, words
+from sharedds.cli.values import color, levels, nbytes, numbers, pixels, size, words
 
-__all__ = ["SectionedCommand", "for_both", "for_pictures", "for_volumes", "given"]
+__all__ = ["SectionedCommand", "for_all", "for_pictures", "for_slides", "for_volumes", "given"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -58,43 +58,42 @@ def _options(*options: Callable[[F], F]) -> Callable[[F], F]:
 
 _picture = partial(click.option, cls=_Option, section="Options for pictures")
 _volume = partial(click.option, cls=_Option, section="Options for volumes")
-_both = partial(click.option, cls=_Option, section="Options")
+_slide = partial(click.option, cls=_Option, section="Options for slides")
+_any = partial(click.option, cls=_Option, section="Options")
 
-for_both = _options(
-    _both(
+for_all = _options(
+    _any(
         "--kind",
-        type=click.Choice(["auto", "image", "volume"]),
+        type=click.Choice(["auto", "image", "volume", "slide"]),
         default="auto",
         show_default=True,
         help="What SOURCE holds; auto looks.",
     ),
-    _both(
+    _any(
         "--labels",
         type=click.Path(),
         help="CSV file: of pictures with the columns path,label; of volumes case,image,label,"
         "group.",
     ),
-    _both("--include-hidden", is_flag=True, help="Also pack what begins with a dot."),
-    _both(
+    _any("--include-hidden", is_flag=True, help="Also pack what begins with a dot."),
+    _any(
         "--on-error",
         type=click.Choice(["skip", "raise"]),
         default="skip",
         show_default=True,
         help="Skip bad files and report them, or stop at the first.",
     ),
-    _both(
-        "--strict", is_flag=True, help="Exit with 4 if there are bad files, duplicates or notes."
-    ),
-    _both("--workers", type=click.IntRange(1), help="Threads.  [default: one for each CPU]"),
-    _both("--force", is_flag=True, help="Replace OUT, in one step at the end."),
-    _both(
+    _any("--strict", is_flag=True, help="Exit with 4 if there are bad files, duplicates or notes."),
+    _any("--workers", type=click.IntRange(1), help="Threads.  [default: one for each CPU]"),
+    _any("--force", is_flag=True, help="Replace OUT, in one step at the end."),
+    _any(
         "--report",
         type=click.Path(),
         help="Where the JSONL report goes.  [default: OUT.report.jsonl]",
     ),
-    _both("--dry-run", is_flag=True, help="Scan and estimate; write nothing."),
-    _both("--json", "as_json", is_flag=True, help="Print the outcome as one JSON object."),
-    _both("--quiet", is_flag=True, help="No progress, no summary, no notes."),
+    _any("--dry-run", is_flag=True, help="Scan and estimate; write nothing."),
+    _any("--json", "as_json", is_flag=True, help="Print the outcome as one JSON object."),
+    _any("--quiet", is_flag=True, help="No progress, no summary, no notes."),
 )
 
 for_pictures = _options(
@@ -102,7 +101,8 @@ for_pictures = _options(
         "--codec",
         type=click.Choice(["keep", "jpeg", "png", "webp", "raw", "auto", "lz4", "zstd"]),
         help="Of pictures: keep the original bytes [default], or encode anew as jpeg, png, webp, "
-        "raw. Of volumes: auto [default] tries on some blocks, or raw, lz4, zstd.",
+        "raw. Of volumes: auto [default] tries on some blocks, or raw, lz4, zstd. Of slides: auto "
+        "[default] is jpeg where that holds them, else zstd; keep copies their JPEG tiles.",
     ),
     _picture(
         "--quality",
@@ -270,4 +270,34 @@ for_volumes = _options(
         help="DICOM keywords to keep, as KVP,ConvolutionKernel; they may name patients.",
     ),
     _volume("--anonymous", is_flag=True, help="Name cases by a hash of their path."),
+)
+
+for_slides = _options(
+    _slide(
+        "--tile",
+        type=click.IntRange(16, 4096),
+        default=256,
+        show_default=True,
+        help="Side of the tiles in pixels, a multiple of 16.",
+    ),
+    _slide(
+        "--levels",
+        type=levels,
+        metavar="N",
+        default="auto",
+        show_default=True,
+        help="Resolutions; auto: those of the file, then halves down to two tiles.",
+    ),
+    _slide("--plane", type=click.IntRange(0), help="Of a focus stack: this one.  [default: all]"),
+    _slide(
+        "--associated",
+        type=words,
+        metavar="NAMES",
+        help="Also keep label,macro,thumbnail; a label may name a patient.",
+    ),
+    _slide(
+        "--annotations",
+        type=click.Path(),
+        help="A folder of GeoJSON files named as the slides, or one for one slide.",
+    ),
 )

@@ -17,6 +17,9 @@ _SHOWN = 10
 _WIDTH = 80
 
 
+_NOUNS = {"volumes": ("case", "cases"), "slides": ("slide", "slides")}
+
+
 def counted(number: int, one: str, many: str) -> str:
     """Return a number with its noun."""
     return f"{number:,} {one if number == 1 else many}"
@@ -29,7 +32,7 @@ def announce(images: int, size: int) -> None:
 
 def summarise(report: PackReport) -> None:
     """Print the outcome of a pack."""
-    noun = ("case", "cases") if report.kind == "volumes" else ("image", "images")
+    noun = _NOUNS.get(report.kind, ("image", "images"))
     classes = "" if report.classes is None else f" of {counted(report.classes, 'class', 'classes')}"
     items = counted(report.samples, *noun) + classes
     if report.dry_run:
@@ -47,7 +50,7 @@ def summarise(report: PackReport) -> None:
     for name, text in rows:
         echo(f"  {name:<{width}}  {text}")
     if report.failed_count:
-        (_bad_cases if report.kind == "volumes" else _bad_files)(report)
+        (_bad_files if report.kind == "images" else _bad_cases)(report)
     for case, text in report.remarks[:_SHOWN]:
         note(f"{printable(case)}: {text}")
     if report.remark_count > _SHOWN:

@@ -9,7 +9,7 @@ import click
 
 from sharedds.errors import OptionError
 
-__all__ = ["color", "nbytes", "numbers", "pixels", "size", "words"]
+__all__ = ["color", "levels", "nbytes", "numbers", "pixels", "size", "words"]
 
 
 def size(word: str) -> tuple[int, int]:
@@ -73,3 +73,12 @@ def numbers(kind: type[int] | type[float]) -> Callable[[str], tuple[int | float,
 def words(text: str) -> tuple[str, ...]:
     """Return the words of a text such as ``KVP,ConvolutionKernel``."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def levels(word: str) -> int | str:
+    """Return a number of levels, or ``auto``."""
+    if word == "auto":
+        return word
+    if not word.isdecimal() or not int(word):
+        raise click.BadParameter(f"{word!r}: a number of levels, or auto")
+    return int(word)

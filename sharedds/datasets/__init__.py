@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sharedds.datasets.lazy import LazyDataset
     from sharedds.datasets.memmap import MemmapDataset
     from sharedds.datasets.randomness import same_view
+    from sharedds.datasets.slides import SlideDataset
     from sharedds.datasets.volumes import VolumeDataset
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "IndexedDataset",
     "LazyDataset",
     "MemmapDataset",
+    "SlideDataset",
     "VolumeDataset",
     "concat",
     "same_view",
@@ -34,6 +36,7 @@ _HOMES = {
     "IndexedDataset": "indexed",
     "LazyDataset": "lazy",
     "MemmapDataset": "memmap",
+    "SlideDataset": "slides",
     "VolumeDataset": "volumes",
     "concat": "indexed",
     "same_view": "randomness",

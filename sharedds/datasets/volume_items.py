@@ -46,6 +46,8 @@ class VolumeItems(IndexedDataset[Any]):
     def _set_patch(self, patch: Patches | None) -> None:
         if patch is not None and not isinstance(patch, Patches):
             raise OptionError(f"patch {patch!r}: patches are expected, such as UniformPatches(96)")
+        if patch is not None and patch.is_for_slides:
+            raise OptionError(f"{patch}: sizes along (y, x), level and mpp are for SlideDataset")
         if patch is not None and patch.needs_label and not self._source.counted:
             raise OptionError(
                 f"{self._source.path}: {type(patch).__name__} draws voxels by their class, and "

@@ -13,7 +13,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from sharedds.diagnose.audit import Audit, as_sent, audit
-from sharedds.diagnose.hazards import Hazard
+from sharedds.diagnose.hazards import Hazard, large_pictures
 from sharedds.diagnose.pickles import PickleSize, pickle_size
 from sharedds.diagnose.target import Opened
 
@@ -52,6 +52,8 @@ def examine(opened: Opened, say: Callable[[str], None] = lambda _: None) -> dict
     found = audit(opened.dataset, collate_fn=opened.collate_fn)
     if str(getattr(opened.worker_init_fn, "__module__", "")).startswith("monai."):
         found = _seeded(found)
+    if (large := large_pictures(opened.dataset)) is not None:
+        found = replace(found, notes=(*found.notes, large))
     say("measuring its pickle")
     size = pickle_size(opened.dataset)
     if size.error is None and size.is_whole:

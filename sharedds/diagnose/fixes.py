@@ -112,6 +112,13 @@ import pickle
 dataset = pickle.loads(pickle.dumps(dataset))
 dataset[0]"""
 
+_LARGE = """\
+# once; a sample then reads the tiles that it shows, at the resolution asked for:
+#   sharedds pack {folder} slides.lmdb --kind slide
+dataset = sharedds.SlideDataset(
+    "slides.lmdb", patch=sharedds.UniformPatches(512, per_case=100)
+)"""
+
 _GROWTH = """\
 # Keep nothing from one sample to the next, or keep a bounded number:
 @functools.lru_cache(maxsize=128)"""
@@ -123,7 +130,8 @@ def fix_of(kind: str, path: str, about: Any = None) -> str:
     Args:
         kind: Of the hazard.
         path: Where it is; its last name is used in the code.
-        about: The object, or for handles and locks the expression that makes it.
+        about: The object, or for handles and locks the expression that makes it; for large
+            pictures the folder of them, as a shell reads it.
     """
     name = _last_name(path)
     if kind == "handle":
@@ -134,6 +142,8 @@ def fix_of(kind: str, path: str, about: Any = None) -> str:
         return _LOCK.format(name=name, makes=about or "threading.Lock()")
     if kind == "objects":
         return _of_objects(path, about)
+    if kind == "large":
+        return _LARGE.format(folder=about)
     if kind == "table":
         return _of_table(about).replace("{name}", name)
     if kind == "array":

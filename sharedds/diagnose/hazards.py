@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -10,12 +12,20 @@ from typing import Any
 import numpy as np
 import torch
 
+from sharedds.datasets import ImageDataset
+from sharedds.datasets.sources import is_image_folder
 from sharedds.diagnose.containers import first_items, is_a, item_count
+from sharedds.diagnose.fixes import fix_of
 from sharedds.diagnose.prices import Price
 from sharedds.diagnose.signs import table_kind
 from sharedds.diagnose.sizes import is_image
+from sharedds.errors import SharedDSError
+from sharedds.text import decimal_size
 
-__all__ = ["Hazard", "described", "grouped"]
+__all__ = ["LARGE_PIXELS", "Hazard", "described", "grouped", "large_pictures"]
+
+#: From so many pixels on (5,000 x 5,000) pictures are better packed as slides.
+LARGE_PIXELS = 25_000_000
 
 _MOST_OF_ONE_PLACE = 3
 _INDEX = re.compile(r"\[(?:'[^']*'|[^\]]*)\]")
@@ -28,7 +38,8 @@ class Hazard:
 
     Args:
         kind: "objects", "table", "array", "images", "handle", "lock", "iterator", "random",
-            "device", "function", "library", "cache", "growth", "pickle", "start" or "iterable".
+            "device", "function", "library", "cache", "growth", "pickle", "start", "iterable" or
+            "large".
         path: Where it is, such as ``dataset.meta['rows']``.
         what: What it is and does, in a line.
         fix: What to write instead, as code.
@@ -149,6 +160,34 @@ def described(obj: Any, kind: str, price: Price) -> tuple[str, str]:
     if _mostly(items, lambda item: is_a(item, (np.ndarray, torch.Tensor))):
         return what, "array"
     return f"{what}, {about}{price.objects:,} Python objects", "objects"
+
+
+def large_pictures(dataset: object) -> Hazard | None:
+    """Return a note where pictures are so large that a sample should not decode all of one.
+
+    Args:
+        dataset: Any dataset; only an :class:`~sharedds.ImageDataset` is looked at.
+    """
+    if not isinstance(dataset, ImageDataset):
+        return None
+    size = None
+    with contextlib.suppress(SharedDSError):  # reported when it is loaded
+        size = ImageDataset.largest_picture(dataset)
+    if size is None or size[0] * size[1] < LARGE_PIXELS:
+        return None
+    height, width = size
+    place = dataset.storage_path
+    folder = shlex.quote(place) if is_image_folder(place) else "FOLDER"
+    return Hazard(
+        kind="large",
+        path="dataset",
+        what=f"pictures of up to {width:,} x {height:,} pixels: to show a part of one, all of it "
+        f"is decoded ({decimal_size(3 * height * width)} as RGB). Packed as slides (sharedds pack "
+        f"{folder} slides.lmdb --kind slide), a sample reads the tiles that it shows; where "
+        "samples show whole pictures, shrink them as they are packed (--max-side)",
+        fix=fix_of("large", "dataset", folder),
+        is_note=True,
+    )
 
 
 def _name(obj: Any) -> str:

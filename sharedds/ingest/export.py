@@ -24,6 +24,8 @@ from sharedds.ingest.export_folder import (
     inside,
     with_suffix,
 )
+from sharedds.ingest.slide_export import export_slides
+from sharedds.ingest.slide_preview import holds_slides
 from sharedds.ingest.volume_export import Suffix, export_volumes, holds_volumes
 from sharedds.progress import Progress
 from sharedds.store import Store
@@ -58,7 +60,8 @@ def export(
     anew), the right extension is added to the name. The folder appears when it is whole.
 
     Of a store of volumes the folder holds ``images/CASE.nii.gz`` and ``labels/CASE.nii.gz`` with
-    the stored voxels, factors and affine; ``volume_export`` says how.
+    the stored voxels, factors and affine; ``volume_export`` says how. Of a store of slides it holds
+    ``SLIDE.tif``, pyramids of tiles; ``slide_export`` says how.
 
     Args:
         store: The store.
@@ -96,6 +99,8 @@ def export(
             dry_run=dry_run,
             progress=progress,
         )
+    if holds_slides(source) and suffix is None and field is None and not labels:
+        return export_slides(source, path, dry_run=dry_run, progress=progress)
     if suffix is not None:
         raise OptionError(
             f"{source.path}: suffix={suffix!r} is for volumes; pictures keep their names",

@@ -1,4 +1,4 @@
-"""Pictures or volumes: what a folder holds, and which options go with it."""
+"""Pictures, volumes or slides: what a folder holds, and which options go with it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,21 @@ from typing import Any, Literal, TypedDict, get_args
 from sharedds.errors import OptionError, SharedDSError
 from sharedds.folder import ClassLevel, FolderIndex
 from sharedds.ingest.options import PathLike, shown
+from sharedds.ingest.slide_scan import holds_only_slides
 from sharedds.ingest.volume_scan import contents, is_volume_name
 from sharedds.text import printable
 from sharedds.volumes.opening import is_dicom
 
-__all__ = ["HoldsVolumesError", "Kind", "PackOptions", "check_pictures", "is_for_volumes"]
+__all__ = [
+    "HoldsVolumesError",
+    "Kind",
+    "PackOptions",
+    "check_pictures",
+    "is_for_slides",
+    "is_for_volumes",
+]
 
-Kind = Literal["auto", "image", "volume"]
+Kind = Literal["auto", "image", "volume", "slide"]
 
 
 class _ForImages(TypedDict, total=False):
@@ -55,8 +63,19 @@ class _ForVolumes(TypedDict, total=False):
     resample_labels: bool
 
 
-class PackOptions(_ForImages, _ForVolumes, total=False):
-    """Options of :func:`sharedds.pack`; which kind each is for, the two base classes say."""
+class _ForSlides(TypedDict, total=False):
+    tile: int
+    levels: int | Literal["auto"]
+    plane: int | None
+    associated: Iterable[str]
+    annotations: str | os.PathLike[str] | None
+
+
+class PackOptions(_ForImages, _ForVolumes, _ForSlides, total=False):
+    """Options of :func:`sharedds.pack`; which kind each is for, the three base classes say.
+
+    Slides also take ``quality``, ``chroma`` and ``max_pixels``.
+    """
 
     codec: Literal["keep", "jpeg", "png", "webp", "raw", "auto", "lz4", "zstd"]
     orientation: str | None
@@ -70,15 +89,57 @@ class PackOptions(_ForImages, _ForVolumes, total=False):
     progress: bool | None
 
 
-_NAMES = {"image": "pictures", "volume": "volumes"}
-_OWN = {"image": frozenset(_ForImages.__annotations__),
-        "volume": frozenset(_ForVolumes.__annotations__)}  # fmt: skip
+_NAMES = {"image": "pictures", "volume": "volumes", "slide": "slides"}
+_OF_SLIDES = frozenset(_ForSlides.__annotations__)
+_OWN = {
+    "image": frozenset(_ForImages.__annotations__),
+    "volume": frozenset(_ForVolumes.__annotations__),
+    "slide": _OF_SLIDES | {"quality", "chroma", "max_pixels"},
+}
 _LOOKED_AT, _TRIED = 20_000, 200
-_CODECS = {"image": ("keep", "jpeg", "png", "webp"), "volume": ("auto", "lz4", "zstd")}
+_CODECS = {
+    "image": ("keep", "jpeg", "png", "webp"),
+    "volume": ("auto", "lz4", "zstd"),
+    "slide": ("auto", "keep", "jpeg", "png", "webp", "lz4", "zstd"),
+}
 
 
 class HoldsVolumesError(Exception):
     """A folder that was scanned for pictures turned out to hold volumes."""
+
+
+def is_for_slides(root: str, kind: Kind, options: Mapping[str, Any]) -> bool:
+    """Return whether slides are to be packed.
+
+    Without being told, only where all pictures of the folder are slides: files of scanners' makers,
+    or with levels. An ordinary picture ends the search.
+
+    Args:
+        root: The folder.
+        kind: As asked for.
+        options: Those that were given.
+
+    Raises:
+        OptionError: An option goes with another kind.
+    """
+    if kind == "slide" or (kind == "auto" and options.keys() & _OF_SLIDES):
+        _require_known(options)
+        check_options(root, "slide", options, what="is packed as")
+        return True
+    if kind != "auto" or not holds_only_slides(
+        root, include_hidden=bool(options.get("include_hidden"))
+    ):
+        return False
+    if options.keys() & (_OWN["volume"] | _OWN["image"]) - _OWN["slide"]:
+        return False  # who writes them knows what is there
+    check_options(root, "slide", options)
+    return True
+
+
+def _require_known(options: Mapping[str, Any]) -> None:
+    unknown = [name for name in options if name not in PackOptions.__annotations__]
+    if unknown:
+        raise TypeError(f"pack() got an unexpected keyword argument {unknown[0]!r}")
 
 
 def is_for_volumes(root: str, kind: Kind, options: Mapping[str, Any]) -> bool | None:
@@ -97,11 +158,9 @@ def is_for_volumes(root: str, kind: Kind, options: Mapping[str, Any]) -> bool | 
     """
     if kind not in get_args(Kind):
         raise OptionError(f"kind {shown(kind)}: one of {', '.join(get_args(Kind))}")
-    unknown = [name for name in options if name not in PackOptions.__annotations__]
-    if unknown:
-        raise TypeError(f"pack() got an unexpected keyword argument {unknown[0]!r}")
+    _require_known(options)
     if kind != "auto":
-        check_options(root, kind, options, what="is packed as")
+        check_options(root, "volume" if kind == "volume" else "image", options, what="is packed as")
         return kind == "volume"
     says = options.keys() & (_OWN["volume"] | {"labels"})
     if not says and options.get("codec") not in _CODECS["volume"]:
@@ -151,29 +210,38 @@ def _slices_among(index: FolderIndex) -> bool:
 
 def check_options(
     root: str,
-    kind: Literal["image", "volume"],
+    kind: Literal["image", "volume", "slide"],
     options: Mapping[str, Any],
     *,
     what: str = "holds",
 ) -> None:
-    """Refuse an option that goes with the other kind.
+    """Refuse an option that goes with another kind.
 
     Raises:
         OptionError: There is one; the text names it.
     """
-    other: Literal["image", "volume"] = "image" if kind == "volume" else "volume"
+    others: list[Literal["image", "volume", "slide"]] = ["image", "volume", "slide"]
+    others.remove(kind)
     for name in options:
-        if name in _OWN[other] and name != "on_estimate":
-            raise OptionError(
-                f"{name} is an option for {_NAMES[other]}; {printable(root)} {what} {_NAMES[kind]}"
-            )
+        if name in _OWN[kind] or name == "on_estimate":
+            continue
+        for other in others:
+            if name in _OWN[other]:
+                raise OptionError(
+                    f"{name} is an option for {_NAMES[other]}; {printable(root)} {what} "
+                    f"{_NAMES[kind]}"
+                )
+    if kind == "slide" and (wrong := [n for n in ("labels", "orientation") if n in options]):
+        raise OptionError(f"{wrong[0]} is no option for slides; {printable(root)} {what} slides")
     codec = options.get("codec")
-    if isinstance(codec, str) and codec in _CODECS[other]:
-        allowed = ", ".join(sorted({*_CODECS[kind], "raw"}))
-        raise OptionError(
-            f"codec {codec!r} is for {_NAMES[other]}; {printable(root)} {what} {_NAMES[kind]}: "
-            f"{allowed}"
-        )
+    known = {*_CODECS[kind], "raw"}
+    if isinstance(codec, str) and codec not in known:
+        for other in others:
+            if codec in _CODECS[other]:
+                raise OptionError(
+                    f"codec {codec!r} is for {_NAMES[other]}; {printable(root)} {what} "
+                    f"{_NAMES[kind]}: {', '.join(sorted(known))}"
+                )
 
 
 def _both(root: str) -> OptionError:

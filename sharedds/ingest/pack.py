@@ -25,12 +25,14 @@ from sharedds.ingest.kinds import (
     Kind,
     PackOptions,
     check_pictures,
+    is_for_slides,
     is_for_volumes,
 )
 from sharedds.ingest.labels import NO_LABEL, LabelTable, load_classes
 from sharedds.ingest.options import PathLike, path_list, path_of, shown, whole
 from sharedds.ingest.places import check_places, check_room, output_exists
 from sharedds.ingest.report import FailureLog, PackReport, write_report
+from sharedds.ingest.slide_pack import pack_slides
 from sharedds.ingest.volume_pack import pack_volumes
 from sharedds.progress import Progress
 from sharedds.store import Store
@@ -51,12 +53,15 @@ def pack(
     Args:
         source: The folder.
         out: The file to make; it appears when it is whole.
-        kind: ``"image"``, ``"volume"``, or ``"auto"``: found out from what the folder holds.
+        kind: ``"image"``, ``"volume"``, ``"slide"``, or ``"auto"``: found out from what the folder
+            holds. A folder of ordinary pictures, however large, is one of pictures.
         options: Of :func:`sharedds.ingest.pack_images` (``codec``, ``quality``, ``max_side``,
             ``size``, ``class_level``, ``classes``, ``labels``, ``shuffle_seed``, ...) or of
             :func:`sharedds.ingest.pack_volumes` (``patch``, ``labels``, ``spacing``,
-            ``orientation``, ``codec``, ``allow_gaps``, ``anonymous``, ...); of both: ``on_error``,
-            ``workers``, ``force``, ``dry_run``, ``report``, ``progress``, ``include_hidden``.
+            ``orientation``, ``codec``, ``allow_gaps``, ``anonymous``, ...) or of
+            :func:`sharedds.ingest.pack_slides` (``tile``, ``codec``, ``quality``, ``levels``,
+            ``annotations``, ...); of all: ``on_error``, ``workers``, ``force``, ``dry_run``,
+            ``report``, ``progress``, ``include_hidden``.
 
     Returns:
         What was packed and what was not; also written as JSON lines.
@@ -68,6 +73,10 @@ def pack(
         StorageFullError: Not enough room; what is done is kept and goes on with the same call.
         DecodeError: A bad file, with ``on_error="raise"``.
     """
+    if is_for_slides(path_of("source", source), kind, options):
+        options.pop("on_estimate", None)
+        slides: Callable[..., PackReport] = pack_slides
+        return slides(source, out, **options)
     volumes = is_for_volumes(path_of("source", source), kind, options)
     if not volumes:
         given: dict[str, Any] = dict(options)

@@ -23,6 +23,7 @@ from sharedds.errors import (
     StoreExistsError,
 )
 from sharedds.handles import absolute_path, storage_errors
+from sharedds.ingest.slide_preview import holds_slides, slide_panel
 from sharedds.ingest.volume_export import holds_volumes
 from sharedds.ingest.volume_preview import Panel, colour_of, to_grey, volume_panel
 from sharedds.store import Store
@@ -30,7 +31,7 @@ from sharedds.text import printable
 
 __all__ = ["PreviewReport", "preview"]
 
-_VOLUMES, _PICTURES = 12, 24
+_VOLUMES, _SLIDES, _PICTURES = 12, 8, 24
 _COLUMNS_OF_PICTURES = 6
 _SIDE_OF_PICTURE = 160
 _PAD, _LINE = 10, 16
@@ -62,17 +63,23 @@ class PreviewReport:
 
 
 def preview(
-    store: str | os.PathLike[str], path: str | os.PathLike[str], *, count: int | None = None
+    store: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    count: int | None = None,
+    key: str | None = None,
 ) -> PreviewReport:
     """Draw samples from all over a store into one PNG.
 
     Of volumes three slices each, in radiological orientation and true proportions, with the
-    outlines of the labels; of pictures a sheet of thumbnails with their classes.
+    outlines of the labels; of slides the whole at a glance, beside it with tissue and patches; of
+    pictures a sheet of thumbnails with their classes.
 
     Args:
         store: The store.
         path: The PNG to write; one that is there is replaced.
-        count: How many samples to show; by default up to 12 volumes or 24 pictures.
+        count: How many samples to show; by default up to 12 volumes, 8 slides or 24 pictures.
+        key: Show this sample alone.
 
     Raises:
         OptionError: The name does not end in .png, there is nothing to show, or count is below 1.
@@ -89,8 +96,9 @@ def preview(
         raise OptionError(f"count={count!r}: show at least one sample")
     if not len(source):
         raise OptionError(f"{source.path}: no samples in it to show", path=source.path)
-    volumes = holds_volumes(source)
-    numbers = _spread(len(source), count or (_VOLUMES if volumes else _PICTURES))
+    volumes, slides = holds_volumes(source), holds_slides(source)
+    most = _VOLUMES if volumes else _SLIDES if slides else _PICTURES
+    numbers = [source.index_of(key)] if key is not None else _spread(len(source), count or most)
     of = "" if len(numbers) == len(source) else f" of {len(source):,}"
     many = "s" * (len(source) > 1)
     name = printable(os.path.basename(source.path))
@@ -99,6 +107,10 @@ def preview(
         panels = [volume_panel(source, n, 320 if columns == 1 else 216) for n in numbers]
         view = "Radiological view: the patient's right is on the left."
         title = f"{name}: {len(numbers)}{of} case{many}. {view}"
+    elif slides:
+        columns = 1 if len(numbers) <= 2 else 2
+        panels = [slide_panel(source, n, 480 if columns == 1 else 280) for n in numbers]
+        title = f"{name}: {len(numbers)}{of} slide{many}. Right: tissue, and patches of two tiles."
     else:
         field = _field_of_pictures(source)
         columns = min(_COLUMNS_OF_PICTURES, len(numbers))

@@ -26,8 +26,10 @@ __all__ = [
     "SAME_PLACE",
     "Found",
     "contents",
+    "files_of",
     "find_volumes",
     "is_volume_name",
+    "names_of",
     "reason_of",
 ]
 
@@ -92,7 +94,7 @@ def find_volumes(
         MissingExtraError: There are files that need a package which is not installed.
     """
     found = Found(root=absolute_path(root))
-    files = _walk(found, include_hidden=include_hidden)
+    files = files_of(found, include_hidden=include_hidden)
     found.files = len(files) + sum(count for _, _, _, count in found.left_out)
     found.files += len(found.bad)
     digest = xxhash.xxh3_128()
@@ -134,7 +136,7 @@ def contents(root: str, *, include_hidden: bool = False) -> Literal["image", "vo
     pictures, volumes, arrays, unnamed = False, False, False, 0
     found = Found(root=root)
     try:
-        for number, path in enumerate(_names(found, include_hidden=include_hidden)):
+        for number, path in enumerate(names_of(found, include_hidden=include_hidden)):
             suffix = extension(encode_text(path.rpartition("/")[2]))
             if suffix in IMAGE_EXTENSIONS:
                 pictures = True
@@ -161,7 +163,7 @@ def is_volume_name(path: str) -> bool:
     return path.lower().endswith(".dcm") or (stem_of(path) != path and not arrays)
 
 
-def _names(found: Found, *, include_hidden: bool) -> Iterator[str]:
+def names_of(found: Found, *, include_hidden: bool) -> Iterator[str]:
     """Yield the relative path of every file in order; links are followed, loops are not.
 
     Raises:
@@ -200,10 +202,10 @@ def _names(found: Found, *, include_hidden: bool) -> Iterator[str]:
         stack += reversed(below)
 
 
-def _walk(found: Found, *, include_hidden: bool) -> list[tuple[str, int, int]]:
+def files_of(found: Found, *, include_hidden: bool) -> list[tuple[str, int, int]]:
     """Return (path, size, time of the last change) of each regular file, in order of the paths."""
     files = []
-    for path in _names(found, include_hidden=include_hidden):
+    for path in names_of(found, include_hidden=include_hidden):
         try:
             status = os.stat(os.path.join(found.root, path))
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Predictions of patches put together to a volume, without seams and without gaps."""
+"""Predictions of patches put together to a volume or a slide, without seams and without gaps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from sharedds.errors import OptionError, SchemaError, StateError
 from sharedds.patches.grid import Grid
-from sharedds.patches.location import Triple
+from sharedds.patches.location import Triple, triple
+from sharedds.patches.outputs import as_array
 from sharedds.patches.slabs import FileTarget, MemoryTarget, Slabs, Target
 from sharedds.patches.windows import Mode, Part, checked_mode, most_overlap, parts_of_axis
 
@@ -37,18 +38,19 @@ class Aggregator:
     arrays or tensors, on any device. One that is NaN stays NaN where it lies, and counts as the
     largest channel.
 
-    The result is (channels, i, j, k), or (i, j, k) class numbers with ``argmax``. With ``"crop"``
-    its dtype is that of the values; the other modes give float32, or float64 where the values are.
+    The result is (channels, i, j, k), or (i, j, k) class numbers with ``argmax``; of a slide
+    (channels, y, x), or (y, x). With ``"crop"`` its dtype is that of the values; the other modes
+    give float32, or float64 where the values are.
 
     Memory: with ``argmax`` or ``out``, slabs along the first axis are finished as soon as all
     patches over them have come, and only unfinished ones are kept; in the order of the grid that is
     about the height of one patch.
 
     Args:
-        shape: Of the volume, (i, j, k).
-        patches: The :class:`~sharedds.GridPatches` (or whole :class:`~sharedds.SlicePatches`) that
-            the patches are from. A model that gives less than it is shown is declared there, as
-            ``output_size``.
+        shape: Of the volume, (i, j, k); of a slide (y, x), in pixels as fine as its patches.
+        patches: The :class:`~sharedds.GridPatches` (or whole :class:`~sharedds.SlicePatches`, or
+            :class:`~sharedds.TissuePatches` without jitter) that the patches are from. A model that
+            gives less than it is shown is declared there, as ``output_size``.
         mode: ``"crop"``: each voxel from one patch, the one whose middle is closest along each
             axis. ``"mean"``: all patches over a voxel count the same. ``"hann"``, ``"gaussian"``:
             less towards the border of a patch (a Gaussian of an eighth of the size).
@@ -57,6 +59,9 @@ class Aggregator:
         out: A ``.npy`` file to make, written slab by slab; the result is this file, mapped
             read-only. None keeps the result in memory.
         force: Whether ``out`` may replace a file.
+        downsample: For slides: pixels of level 0 for each pixel of ``shape``, one number or one for
+            (y, x). Starts are pixels of level 0 then, as items of a :class:`~sharedds.SlideDataset`
+            have them.
 
     Raises:
         OptionError: A value is out of range.
@@ -82,11 +87,14 @@ class Aggregator:
         argmax: bool = False,
         out: str | os.PathLike[str] | None = None,
         force: bool = False,
+        downsample: float | tuple[float, float] = 1.0,
     ) -> None:
         if not hasattr(patches, "grid"):
             raise OptionError(f"{patches!r}: GridPatches, or SlicePatches without a size, go here")
         self.mode: Mode = checked_mode(mode)
+        self._axes = 2 if len(shape) == 2 else 3
         self._grid = patches.grid(shape)
+        self._on_grid = self._grid.on_level_0(downsample) if self._axes == 2 else None
         self._parts: list[list[Part]] = [
             parts_of_axis(starts, size, length, self.mode)
             for starts, size, length in zip(
@@ -102,9 +110,9 @@ class Aggregator:
         self._dtype = np.dtype(np.float32)
 
     @property
-    def shape(self) -> Triple:
-        """Of the volume."""
-        return self._grid.shape
+    def shape(self) -> tuple[int, ...]:
+        """Of the volume or slide."""
+        return self._grid.shape[: self._axes]
 
     @property
     def missing(self) -> int:
@@ -121,8 +129,8 @@ class Aggregator:
 
         Args:
             outputs: (channels, i, j, k), or (n, channels, i, j, k) of a batch. An axis along which
-                patches have one voxel may be left out.
-            start: Where the patch was cut, as its item says: (3,), or (n, 3).
+                patches have one voxel may be left out. Of slides (channels, y, x), or of a batch.
+            start: Where the patch was cut, as its item says: (3,), or (n, 3). Of slides (y, x).
 
         Raises:
             SchemaError: A shape or dtype does not fit; the text has both.
@@ -130,9 +138,12 @@ class Aggregator:
             StorageFullError: ``out`` has no room for a slab; nothing can be added after that.
             StateError: An error before has left a patch half added.
         """
-        values, starts = _as_array(outputs), np.asarray(_as_array(start))
-        if starts.ndim not in (1, 2) or starts.shape[-1] != 3 or starts.dtype.kind not in "iu":
-            raise SchemaError(f"start: whole numbers (3,) or (n, 3), not {starts.shape}")
+        values, starts = as_array(outputs), np.asarray(as_array(start))
+        axes = self._axes
+        if starts.ndim not in (1, 2) or starts.shape[-1] != axes or starts.dtype.kind not in "iu":
+            raise SchemaError(
+                f"start: whole numbers ({axes},) or (n, {axes}), not {starts.dtype} {starts.shape}"
+            )
         if not values.ndim:
             kind = type(outputs).__name__
             raise SchemaError(f"outputs: an array or a tensor is expected, not {kind}")
@@ -143,6 +154,23 @@ class Aggregator:
         for patch, at in zip(values, starts.tolist(), strict=True):
             self._add(patch, at)
 
+    def fill(self, value: float = 0) -> None:
+        """Give one value, in all channels, to the patches that have not come.
+
+        Such are those without tissue, which no model was shown. With ``argmax`` they are of class
+        0. Where patches overlap they mix with their neighbours, as any other does.
+
+        Raises:
+            SchemaError: No patch has come yet, so that nobody knows channels and dtype.
+            StorageFullError: ``out`` has no room for a slab.
+            StateError: An error before has left a patch half added.
+        """
+        if self._slabs is None:
+            raise SchemaError("no patch has been added: channels and dtype of the others follow it")
+        values = np.full((self._channels, *self._grid.size), value, self._dtype)
+        for place in np.argwhere(~self._seen).tolist():
+            self._put(values, triple(place))
+
     def _require_sound(self) -> None:
         if self._is_broken:
             raise StateError(
@@ -152,13 +180,23 @@ class Aggregator:
 
     def _add(self, values: Values, start: list[int]) -> None:
         self._require_sound()
-        place = self._grid.place(start)
+        place = self._place(start)
         if place is None:
             raise OptionError(
                 f"no patch of the grid begins at {tuple(start)}; its starts are those of "
-                f"{self._grid.counts} places along each axis of a volume of {self.shape}"
+                f"{self._grid.counts[: self._axes]} places along each axis of "
+                f"{'a slide' if self._axes == 2 else 'a volume'} of {self.shape}"
             )
-        values = self._fitted(values)
+        self._put(self._fitted(values), place)
+
+    def _place(self, start: list[int]) -> Triple | None:
+        """Return the place of a patch on the grid; None where it has none."""
+        if self._on_grid is None:
+            return self._grid.place(start)
+        y, x = (axis.get(at) for axis, at in zip(self._on_grid, start, strict=True))
+        return None if y is None or x is None else self._grid.place((y, x, 0))
+
+    def _put(self, values: Values, place: Triple) -> None:
         if self._slabs is None:
             self._slabs = self._begun(values)
         if len(values) != self._channels or values.dtype != self._dtype:
@@ -204,9 +242,10 @@ class Aggregator:
                     values = np.expand_dims(values, 1 + axis)
                     break
         if values.ndim != 4 or values.shape[1:] != size:
+            wanted = size[: self._axes]
             raise SchemaError(
-                f"an output of shape {values.shape} for patches that cover {size}; (channels, "
-                f"{', '.join(map(str, size))}) is expected. A model that gives less than it is "
+                f"an output of shape {values.shape} for patches that cover {wanted}; (channels, "
+                f"{', '.join(map(str, wanted))}) is expected. A model that gives less than it is "
                 "shown is declared: GridPatches(size, output_size=...)"
             )
         if values.dtype.kind not in "biuf":
@@ -224,7 +263,7 @@ class Aggregator:
         if mixed:
             final = np.dtype(np.float64 if double else np.float32)
         kept = final
-        overlaps = (most_overlap(*axis) for axis in zip(self._parts, self.shape, strict=True))
+        overlaps = (most_overlap(*axis) for axis in zip(self._parts, self._grid.shape, strict=True))
         if mixed and np.prod(list(overlaps)) > _SINGLE:
             kept = np.dtype(np.float64)
         finish: Callable[[Values], Values] | None = None
@@ -238,9 +277,9 @@ class Aggregator:
         elif kept != final:
             finish = final.type
         self._kept = kept
-        self._target.begin((*lead, *self.shape), final)
+        self._target.begin((*lead, *self._grid.shape), final, is_flat=self._axes == 2)
         unfinished = (self._channels,) if mixed or not self._argmax else ()
-        _, j, k = self.shape
+        _, j, k = self._grid.shape
         return Slabs(
             self._parts[0],
             self._seen.shape[1] * self._seen.shape[2],
@@ -262,15 +301,16 @@ class Aggregator:
         if self.missing:
             bare, partly = self._uncovered()
             more = f", {partly:,} more lack some of theirs" if partly else ""
+            what = "pixels" if self._axes == 2 else "voxels"
             raise SchemaError(
-                f"{self.missing:,} of {self._seen.size:,} patches are missing: {bare:,} voxels are "
-                f"not covered{more}. Add those patches first"
+                f"{self.missing:,} of {self._seen.size:,} patches are missing: {bare:,} {what} are "
+                f"not covered{more}. Add those patches first, or call fill()"
             )
         return self._target.end()
 
     def _uncovered(self) -> tuple[int, int]:
         """Return how many voxels have nothing, and how many lack something."""
-        axes = zip(self._grid.starts, self._grid.size, self.shape, strict=True)
+        axes = zip(self._grid.starts, self._grid.size, self._grid.shape, strict=True)
         shown = [parts_of_axis(*axis, "mean") for axis in axes]  # with what cropping leaves out
         bounds = [
             sorted({bound for part in (*own, *whole) for bound in (part.begin, part.end)})
@@ -301,16 +341,3 @@ def _largest(values: Values) -> Values:
     """Return the number of the largest channel."""
     found: Values = values.argmax(axis=0).astype(np.min_scalar_type(len(values) - 1))
     return found
-
-
-def _as_array(value: Any) -> Values:
-    """Return an array or a tensor, wherever it is, as an array."""
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-        if "bfloat16" in str(value.dtype):  # which NumPy does not have
-            value = value.float()
-        value = value.numpy()
-    try:
-        return np.asarray(value)
-    except ValueError as error:
-        raise SchemaError(f"{type(value).__name__} is no array ({error})") from error

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from sharedds.errors import OptionError
+from sharedds.patches.frame import checked_factors, to_level_0
 from sharedds.patches.location import Location, Triple, checked_size, several, triple
+from sharedds.patches.planar import Pair, Planar, checked_pair, checked_sides, flat_size
 from sharedds.patches.sampler import Case, Floats, Integers, Patches
 
-__all__ = ["Grid", "GridPatches"]
+__all__ = ["Grid", "GridPatches", "places_along"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,24 +49,44 @@ class Grid:
             found.append(number)
         return triple(found)
 
+    def on_level_0(
+        self, downsample: float | tuple[float, float]
+    ) -> tuple[dict[int, int], dict[int, int]]:
+        """Return, along (y, x) of a slide, which patch begins in which pixel of level 0.
 
-@dataclass(frozen=True, kw_only=True)
-class GridPatches(Patches):
-    """All of a volume in patches of one size: each voxel is in one patch or more.
+        Args:
+            downsample: Pixels of level 0 for each pixel of the grid.
+
+        Raises:
+            OptionError: It is no number above 0, or one for each axis.
+        """
+        factors = checked_factors(downsample)
+        y, x = (
+            {to_level_0(at - margin, factor): at - margin for at in starts}
+            for starts, margin, factor in zip(self.starts, self.margin, factors, strict=False)
+        )
+        return y, x
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class GridPatches(Planar, Patches):
+    """All of a volume or a slide in patches of one size: each voxel is in one patch or more.
 
     Patches begin at every ``size - overlap``-th voxel; the last one along an axis ends at the
     border, so that it overlaps more. Their number is known without reading anything. Along an axis
     where the patch is larger than the volume there is one, put around it and padded.
 
-    Items are ordered by case, then by i, j and k.
+    Items are ordered by case, then by i, j and k; those of slides by y and x.
 
     Args:
-        size: Voxels along (i, j, k), or one number for all axes.
+        size: Voxels along (i, j, k), or one number for all axes. For slides pixels along (y, x).
         overlap: What neighbours share: voxels, or a share of the size below 1 as a ``float``
             (rounded down); one, or one for each axis.
         output_size: For a model that gives less than it is shown: what it gives of a patch, in its
             middle. These parts then cover the volume, with that overlap; patches reach beyond the
             border, where they are padded.
+        level: For slides: the level they are cut from.
+        mpp: For slides: micrometres for each pixel, instead of a level.
 
     Raises:
         OptionError: A value is out of range.
@@ -74,33 +96,53 @@ class GridPatches(Patches):
         [36]
     """
 
-    size: int | Triple = field(kw_only=False)
-    overlap: float | tuple[float, float, float] = field(default=0.0, kw_only=False)
-    output_size: int | Triple | None = None
+    size: int | Triple | Pair = field(kw_only=False)
+    overlap: float | tuple[float, ...] = field(default=0.0, kw_only=False)
+    output_size: int | Triple | Pair | None = None
 
     is_indexed: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        size = checked_size(self.size)
+        size = checked_sides(self.size)
         object.__setattr__(self, "size", size)
         if self.per_case != 1:
             raise OptionError("GridPatches gives each patch as an item: per_case has to stay 1")
         if self.output_size is not None:
-            given = checked_size(self.output_size, "output_size")
+            checked: Any = checked_pair if len(size) == 2 else checked_size
+            given = checked(self.output_size, "output_size")
             if any(part > whole for part, whole in zip(given, size, strict=True)):
                 raise OptionError(f"output_size={given} is larger than the size {size}")
             object.__setattr__(self, "output_size", given)
-        object.__setattr__(self, "overlap", _checked_overlap(self.overlap, self.covered))
+        sides = self.covered[: len(size)]
+        object.__setattr__(self, "overlap", _checked_overlap(self.overlap, sides))
+        self._check_resolution()
 
     @property
     def fixed_size(self) -> Triple:
-        """Size of each patch."""
-        return checked_size(self.size)
+        """Size of each patch; one voxel deep for slides."""
+        return _deep(self.size, 1)
 
     @property
     def covered(self) -> Triple:
         """What each patch covers: its size, or what a model gives of it."""
-        return self.fixed_size if self.output_size is None else checked_size(self.output_size)
+        return self.fixed_size if self.output_size is None else _deep(self.output_size, 1)
+
+    def flat(self) -> GridPatches:
+        """Return the same for slides: sizes along (y, x).
+
+        Raises:
+            OptionError: They are those of a volume.
+        """
+        if len(checked_sides(self.size)) == 2:
+            return self
+        shared: Any = self.overlap
+        output = self.output_size
+        return replace(
+            self,
+            size=flat_size(checked_sides(self.size)),
+            overlap=flat_size(shared),
+            output_size=None if output is None else flat_size(checked_sides(output)),
+        )
 
     @property
     def _margin(self) -> Triple:
@@ -110,7 +152,8 @@ class GridPatches(Patches):
     @property
     def _steps(self) -> Triple:
         shared: Any = self.overlap  # voxels on each axis since it was checked
-        return triple(part - each for part, each in zip(self.covered, shared, strict=True))
+        pairs = zip(self.covered, _deep(shared, 0), strict=True)
+        return triple(part - each for part, each in pairs)
 
     def counts(self, shapes: Integers) -> Integers:
         """Return how many patches each volume has."""
@@ -123,30 +166,52 @@ class GridPatches(Patches):
         """Return where the patches of a volume are.
 
         Args:
-            shape: Voxels along (i, j, k).
+            shape: Voxels along (i, j, k), or pixels along (y, x).
         """
-        sides = checked_size(tuple(shape), "shape")
+        if len(shape) == 2 and len(checked_sides(self.size)) == 3:
+            return self.flat().grid(shape)
+        sides = _deep(checked_sides(tuple(shape), "shape"), 1)
         first, second, third = (
-            tuple(_start(at, n, p, step) for at in range(_places(n, p, step)))
+            places_along(n, p, step)
             for n, p, step in zip(sides, self.covered, self._steps, strict=True)
         )
         return Grid(
             shape=sides, starts=(first, second, third), size=self.covered, margin=self._margin
         )
 
-    def locations(self, case: Case, number: int, uniforms: Floats) -> list[Location]:
-        """Return where patch ``number`` of a case lies."""
-        shape, covered, steps = case.shape, self.covered, self._steps
+    def start(self, shape: Triple, number: int) -> Triple:
+        """Return where patch ``number`` of a volume begins."""
+        covered, steps = self.covered, self._steps
         counts = [_places(*axis) for axis in zip(shape, covered, steps, strict=True)]
         rest, k = divmod(number, counts[2])
         i, j = divmod(rest, counts[1])
-        start = triple(
+        return triple(
             _start(at, n, p, step) - margin
             for at, n, p, step, margin in zip(
                 (i, j, k), shape, covered, steps, self._margin, strict=True
             )
         )
-        return [Location(start=start, size=self.fixed_size)]
+
+    def locations(self, case: Case, number: int, uniforms: Floats) -> list[Location]:
+        """Return where patch ``number`` of a case lies."""
+        return [Location(start=self.start(case.shape, number), size=self.fixed_size)]
+
+
+def _deep(sides: Any, depth: int) -> Triple:
+    """Return three numbers, the last of which a slide has not."""
+    found = sides if isinstance(sides, tuple) else (sides,) * 3
+    return triple((*found, depth) if len(found) == 2 else found)
+
+
+def places_along(n: int, p: int, step: int) -> tuple[int, ...]:
+    """Return where the patches along an axis begin.
+
+    Args:
+        n: Of the volume.
+        p: Of a patch.
+        step: From one to the next.
+    """
+    return tuple(_start(at, n, p, step) for at in range(_places(n, p, step)))
 
 
 def _places(n: int, p: int, step: int) -> int:
@@ -159,12 +224,13 @@ def _start(at: int, n: int, p: int, step: int) -> int:
     return -((p - n) // 2) if p >= n else min(at * step, n - p)
 
 
-def _checked_overlap(given: Any, size: Triple) -> Triple:
+def _checked_overlap(given: Any, size: tuple[int, ...]) -> tuple[int, ...]:
     """Return the voxels that neighbours share along each axis."""
-    parts = several(given) or (given,) * 3
-    if len(parts) != 3:
-        raise OptionError(f"overlap={given!r}: one value, or one for each of (i, j, k)")
-    return triple(_shared(part, side, given) for part, side in zip(parts, size, strict=True))
+    parts = several(given) or (given,) * len(size)
+    if len(parts) != len(size):
+        axes = "(i, j, k)" if len(size) == 3 else "(y, x)"
+        raise OptionError(f"overlap={given!r}: one value, or one for each of {axes}")
+    return tuple(_shared(part, side, given) for part, side in zip(parts, size, strict=True))
 
 
 def _shared(part: Any, side: int, given: Any) -> int:

@@ -62,6 +62,11 @@ class Patches:
     needs_label: ClassVar[bool] = False
 
     @property
+    def is_for_slides(self) -> bool:
+        """Whether volumes have no such patches."""
+        return False
+
+    @property
     def fixed_size(self) -> Triple | None:
         """Size of the part that is cut, where it is the same for all volumes; else None."""
         raise NotImplementedError

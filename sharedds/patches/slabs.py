@@ -29,8 +29,14 @@ Values = npt.NDArray[Any]
 class Target(Protocol):
     """Where finished slabs go."""
 
-    def begin(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        """Make room for the whole; its last three axes are those of the volume."""
+    def begin(self, shape: tuple[int, ...], dtype: np.dtype[Any], *, is_flat: bool) -> None:
+        """Make room for the whole; its last three axes are those of the volume.
+
+        Args:
+            shape: Of the whole.
+            dtype: Of its values.
+            is_flat: Whether the last axis, of length 1, is left out in the end.
+        """
 
     def room(self, begin: int, end: int) -> Values | None:
         """Return the place of a slab, zeros, where it can be filled in place; else None."""
@@ -47,9 +53,10 @@ class MemoryTarget:
 
     _whole: Values
 
-    def begin(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    def begin(self, shape: tuple[int, ...], dtype: np.dtype[Any], *, is_flat: bool) -> None:
         """Make the array."""
         self._whole = np.zeros(shape, dtype)
+        self._is_flat = is_flat
 
     def room(self, begin: int, end: int) -> Values:
         """Return rows of the array."""
@@ -62,7 +69,8 @@ class MemoryTarget:
 
     def end(self) -> Values:
         """Return the array."""
-        return self._whole
+        whole: Values = self._whole[..., 0] if self._is_flat else self._whole
+        return whole
 
 
 class FileTarget:
@@ -101,7 +109,7 @@ class FileTarget:
             text = error.strerror or str(error)
             raise SourceError(f"{self.path}: cannot be written ({text})", path=self.path) from error
 
-    def begin(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    def begin(self, shape: tuple[int, ...], dtype: np.dtype[Any], *, is_flat: bool) -> None:
         """Make a file of its final size under another name.
 
         Raises:
@@ -114,7 +122,8 @@ class FileTarget:
             # With the rights that any new file gets here; a temporary one is for its owner alone.
             self._file = os.fdopen(os.open(self._partial, flags, 0o666), "r+b")
             self._undo = weakref.finalize(self, _discard, self._file, self._partial, MadeHere())
-            header = {"descr": dtype.newbyteorder("<").str, "fortran_order": False, "shape": shape}
+            shown = shape[:-1] if is_flat else shape
+            header = {"descr": dtype.newbyteorder("<").str, "fortran_order": False, "shape": shown}
             np.lib.format.write_array_header_1_0(self._file, header)
             self._offset = self._file.tell()
             self._shape, self._dtype = shape, dtype.newbyteorder("<")

@@ -2,6 +2,7 @@
 
 from sharedds.store.arrays import ChunkedArray
 from sharedds.store.columns import Column, RaggedColumn, TextColumn
+from sharedds.store.encoded import EncodedArray
 from sharedds.store.info import StoreInfo, info
 from sharedds.store.opened import holds_store
 from sharedds.store.partial import is_partial
@@ -14,6 +15,7 @@ __all__ = [
     "ArrayValue",
     "ChunkedArray",
     "Column",
+    "EncodedArray",
     "Field",
     "RaggedColumn",
     "Store",

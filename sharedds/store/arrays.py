@@ -1,31 +1,26 @@
-"""Arrays cut into blocks: how they are cut, and how a region of one is read.
-
-The blocks of an array are numbered in C order of the grid. Blocks at the far edges are as small as
-what is left there; nothing is padded.
-"""
+"""Arrays cut into blocks, read by regions."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from sharedds.codecs import BlockDecoder
+from sharedds.codecs import TILE_CODECS, BlockDecoder, Scratch, TileDecoder, encode_block
 from sharedds.errors import (
     CorruptDataError,
     DecodeError,
+    OptionError,
     SampleIndexError,
     SchemaError,
     StoreFormatError,
 )
+from sharedds.store.array_meta import ArrayMeta
 from sharedds.store.block_cache import BlockCache
-from sharedds.store.layout import DTYPE, MAX_DIMENSIONS
 from sharedds.store.regions import (
     PADDINGS,
     Owner,
@@ -35,97 +30,13 @@ from sharedds.store.regions import (
     copy_rows,
     normalise,
     pieces_of,
+    whole,
     window_of,
 )
 
-__all__ = [
-    "MAX_BLOCK",
-    "ArrayMeta",
-    "ChunkedArray",
-    "LevelMeta",
-    "Owner",
-    "block_slices",
-    "default_chunk",
-    "parse_meta",
-]
-
-MAX_BLOCK = 0x7E00_0000  # bytes of a block before coding: what LZ4 takes
-_TARGET = 128 << 10  # bytes of a block: small enough for patches, large enough for codecs
-_WHOLE = 256 << 10  # an array up to this size is one block
+__all__ = ["ChunkedArray", "Owner"]
 
 _Fetch = Callable[[int, list[int]], Iterable[memoryview]]
-
-
-class LevelMeta(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One resolution of an array: its shape and the shape of its blocks."""
-
-    shape: tuple[int, ...]
-    chunk: tuple[int, ...]
-
-    @property
-    def grid(self) -> tuple[int, ...]:
-        """Number of blocks along each axis."""
-        return tuple(-(-n // c) for n, c in zip(self.shape, self.chunk, strict=True))
-
-    @property
-    def blocks(self) -> int:
-        """Number of blocks."""
-        return math.prod(self.grid)
-
-
-class ArrayMeta(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What is known of one stored array; kept as JSON beside it."""
-
-    dtype: str
-    levels: tuple[LevelMeta, ...]
-    shuffle: bool = False
-    attrs: dict[str, Any] = {}
-
-
-def parse_meta(data: bytes, owner: Owner) -> ArrayMeta:
-    """Parse and check the JSON record of an array.
-
-    Raises:
-        StoreFormatError: It is damaged.
-    """
-    try:
-        meta = msgspec.json.decode(data, type=ArrayMeta)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise owner.error(StoreFormatError, f"its description is damaged ({error})") from error
-    if not meta.levels or len(meta.levels) > 255 or not DTYPE.match(meta.dtype):
-        raise owner.error(StoreFormatError, f"its description is damaged (dtype {meta.dtype!r})")
-    itemsize = np.dtype(meta.dtype).itemsize
-    for level in meta.levels:
-        shape, chunk = level.shape, level.chunk
-        sizes_fit = len(shape) == len(chunk) <= MAX_DIMENSIONS and min(shape, default=0) >= 0
-        if not sizes_fit or min(chunk, default=1) < 1 or math.prod(shape) >= 1 << 56:
-            raise owner.error(StoreFormatError, f"its description is damaged ({shape} in {chunk})")
-        if math.prod(min(c, n) for c, n in zip(chunk, shape, strict=True)) * itemsize > MAX_BLOCK:
-            raise owner.error(StoreFormatError, f"blocks of {chunk} are over {MAX_BLOCK:,} bytes")
-    return meta
-
-
-def default_chunk(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Return the block shape for an array: whole up to 256 KiB, else about cubic near 128 KiB.
-
-    The longest edge of the block is halved until the block is small enough; edges stay powers of
-    two.
-    """
-    if math.prod(shape) * itemsize <= _WHOLE:
-        return tuple(max(1, n) for n in shape)
-    chunk = [1 << (max(1, n) - 1).bit_length() for n in shape]
-    while math.prod(chunk) * itemsize > _TARGET:
-        chunk[chunk.index(max(chunk))] //= 2
-    return tuple(min(c, max(1, n)) for c, n in zip(chunk, shape, strict=True))
-
-
-def block_slices(level: LevelMeta) -> Iterator[Region]:
-    """Yield the region of each block, in C order of the grid."""
-    for position in itertools.product(*(range(n) for n in level.grid)):
-        yield tuple(
-            slice(p * c, min((p + 1) * c, n))
-            for p, c, n in zip(position, level.chunk, level.shape, strict=True)
-        )
 
 
 class ChunkedArray:
@@ -140,6 +51,11 @@ class ChunkedArray:
         chunk: Shape of a block.
         levels: Shapes of all levels, finest first.
         attrs: Anything kept with the array: ``slope``, ``intercept``, ``affine``, ...
+        codec: Of its blocks.
+        owner: Whose array it is, for errors.
+        first_block: How many blocks the levels before this one have.
+        tables: Of JPEG tiles: what those of this level share.
+        colour: Of JPEG tiles: what their samples are where they do not say.
     """
 
     def __init__(
@@ -151,19 +67,32 @@ class ChunkedArray:
         level: int = 0,
         *,
         cache: Callable[[], BlockCache | None] | None = None,
+        scratch: Scratch | None = None,
     ) -> None:
         self._meta = meta
         self._level = meta.levels[level]
-        self._codec = codec
         self._read_blocks = read_blocks
         self._number = level
-        self._owner = owner
+        self._scratch = scratch
+        self.owner = owner
         self._cache = cache if codec != "raw" or meta.shuffle else None  # raw blocks are views
         self.shape = self._level.shape
         self.chunk = self._level.chunk
         self.dtype: np.dtype[Any] = np.dtype(meta.dtype)
         self.attrs = meta.attrs
         self.levels = tuple(each.shape for each in meta.levels)
+        self.codec = codec
+        self.first_block = sum(each.blocks for each in meta.levels[:level])
+        self.tables = self._level.tables
+        self.colour = self._level.colour
+        self._tiles: TileDecoder | None = None
+        if codec in TILE_CODECS:
+            try:
+                self._tiles = TileDecoder(
+                    codec, self.dtype, tables=self.tables, colour=self.colour, scratch=scratch
+                )
+            except (DecodeError, OptionError) as error:
+                raise owner.error(StoreFormatError, f"level {level}: {error}") from error
 
     @property
     def ndim(self) -> int:
@@ -181,13 +110,13 @@ class ChunkedArray:
         except (TypeError, ValueError):
             matrix = np.empty(0)
         if matrix.ndim != 2 or min(matrix.shape) < 3:
-            raise self._owner.error(StoreFormatError, f"its affine is no matrix: {affine!r}")
+            raise self.owner.error(StoreFormatError, f"its affine is no matrix: {affine!r}")
         return matrix
 
     def _factor(self, name: str, default: float) -> float:
         value = self.attrs.get(name, default)
         if not isinstance(value, (int, float)):
-            raise self._owner.error(StoreFormatError, f"its {name} is no number: {value!r}")
+            raise self.owner.error(StoreFormatError, f"its {name} is no number: {value!r}")
         return float(value)
 
     @property
@@ -205,15 +134,21 @@ class ChunkedArray:
             SchemaError: No such level.
         """
         if not 0 <= number < len(self._meta.levels):
-            raise self._owner.error(
+            raise self.owner.error(
                 SchemaError, f"no level {number}, it has {len(self._meta.levels)}"
             )
         return ChunkedArray(
-            self._meta, self._codec, self._read_blocks, self._owner, number, cache=self._cache
+            self._meta,
+            self.codec,
+            self._read_blocks,
+            self.owner,
+            number,
+            cache=self._cache,
+            scratch=self._scratch,
         )
 
     def __getitem__(self, region: Any) -> npt.NDArray[Any]:
-        slices, squeeze = normalise(region, self.shape, self._owner)
+        slices, squeeze = normalise(region, self.shape, self.owner)
         steps = tuple(slice(None, None, s.step) for s in slices)
         out = self._read(tuple(slice(s.start, s.stop) for s in slices))[steps]
         return out[squeeze] if any(not isinstance(s, slice) for s in squeeze) else out
@@ -268,7 +203,7 @@ class ChunkedArray:
         if out is None:
             out = np.empty(sizes, dtype)
         elif out.shape != sizes or out.dtype != dtype or not out.flags.writeable:
-            raise self._owner.error(
+            raise self.owner.error(
                 SchemaError,
                 f"out is {out.dtype} of shape {out.shape}; {dtype} of shape {sizes} that can be "
                 "written is needed",
@@ -280,20 +215,27 @@ class ChunkedArray:
             out[...] = values[np.ix_(*window.sources)]
             return out
         if not window.inside:
-            out[...] = self._constant(fill, dtype)
+            out[...] = self.constant(fill, dtype)
         self._fill(window.region, out[window.places], scaled=scaled)
         return out
 
-    def _constant(self, fill: float, dtype: np.dtype[Any]) -> Any:
-        """Return the value around an array, refusing what its dtype cannot hold."""
+    def constant(self, fill: Any, dtype: np.dtype[Any] | None = None) -> npt.NDArray[Any]:
+        """Return what stands around an array: one number, or one for each of the last axis.
+
+        Raises:
+            SchemaError: Its dtype does not hold them.
+        """
+        wanted = self.dtype if dtype is None else dtype
         try:
-            value = dtype.type(fill)
-            fits = dtype.kind == "f" or bool(value == fill)
+            given = np.asarray(fill, np.float64)
+            values = given.astype(wanted)
+            fits = wanted.kind == "f" or np.array_equal(values, given)
+            fits = fits and given.shape in ((), (1,), self.shape[-1:])
         except (TypeError, ValueError, OverflowError):
             fits = False
         if not fits:
-            raise self._owner.error(SchemaError, f"fill {fill!r} does not fit {dtype}")
-        return value
+            raise self.owner.error(SchemaError, f"fill {fill!r} does not fit {wanted}")
+        return values
 
     def _whole_patch(
         self, start: Sequence[int], size: Sequence[int], padding: str
@@ -303,26 +245,35 @@ class ChunkedArray:
             starts = [operator.index(n) for n in start]
             sizes = [operator.index(n) for n in size]
         except TypeError as error:
-            raise self._owner.error(
+            raise self.owner.error(
                 SchemaError, f"a patch at {start} of {size}: whole numbers are needed"
             ) from error
         if len(starts) != len(sizes) or len(starts) > self.ndim or min(sizes, default=0) < 0:
-            raise self._owner.error(
+            raise self.owner.error(
                 SchemaError,
                 f"a patch at {starts} of {sizes}: one start and one size, 0 or more, for each of "
                 f"up to {self.ndim} axes",
             )
         if padding not in PADDINGS:
-            raise self._owner.error(
+            raise self.owner.error(
                 SchemaError, f"padding {padding!r}; one of {', '.join(PADDINGS)}"
             )
         leading = self.ndim - len(starts)
         sides = self.shape[leading:]
         if padding != "constant" and any(n == 0 < p for n, p in zip(sides, sizes, strict=True)):
-            raise self._owner.error(
+            raise self.owner.error(
                 SampleIndexError, f"shape {self.shape} has nothing that could be repeated"
             )
         return (0,) * leading + tuple(starts), self.shape[:leading] + tuple(sizes)
+
+    def stored(self, numbers: Iterable[int]) -> Iterator[memoryview]:
+        """Yield blocks of this level as they are stored, compared with their checksums.
+
+        Args:
+            numbers: Of the blocks, in C order of the grid; ascending.
+        """
+        for number in numbers:
+            yield from self._read_blocks(self._number, [number])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         return np.array(self[()], dtype=dtype, copy=copy)
@@ -338,10 +289,10 @@ class ChunkedArray:
         shape = tuple(s.stop - s.start for s in region)
         if 0 not in shape:
             pieces = pieces_of(region, self.shape, self.chunk)
-            if len(pieces) == 1:
+            if len(pieces) == 1 and self._tiles is None:
                 for piece, block in self._blocks(pieces):
                     part = block[piece.inner]
-                    return part if self._codec == "raw" else part.copy()
+                    return part if self.codec == "raw" else part.copy()
         out = np.empty(shape, self.dtype)
         self._fill(region, out)
         return out
@@ -351,7 +302,13 @@ class ChunkedArray:
         if out.size == 0:
             return
         scale = self._scale() if scaled else Scale(1.0, 0.0)
-        late = out.dtype == self.dtype or self._codec == "raw"  # scaled when all is there
+        if self._tiles is not None and out.dtype == self.dtype and self._kept_blocks() is None:
+            pieces = pieces_of(region, self.shape, self.chunk)
+            for _ in self.decoded(pieces, [out[piece.outer] for piece in pieces]):
+                pass  # of each tile no more is decoded than is wanted
+            scale.apply(out)
+            return
+        late = out.dtype == self.dtype or self.codec == "raw"  # scaled when all is there
         room = np.empty(0 if late else math.prod(self.chunk), out.dtype)
         for piece, block in self._blocks(pieces_of(region, self.shape, self.chunk)):
             if not late:  # converted as a whole, while the processor has it at hand
@@ -363,13 +320,46 @@ class ChunkedArray:
         if late:
             scale.apply(out)
 
+    def read_tile(self, piece: Piece, data: memoryview, out: Any) -> None:
+        """Decode a part of a tile.
+
+        Args:
+            piece: Which part.
+            data: The tile as it is stored.
+            out: Where it goes.
+
+        Raises:
+            CorruptDataError: It is damaged.
+        """
+        if not len(data) or self._tiles is None:
+            out[...] = self.background
+            return
+        try:
+            self._tiles.read(data, piece.shape, piece.inner, out)
+        except DecodeError as error:
+            raise self._damaged(piece.number, error) from error
+
+    @property
+    def background(self) -> npt.NDArray[Any]:
+        """What blocks that are not there show: one number for each channel, 0 where not known."""
+        given = self.attrs.get("background")
+        try:
+            return self.constant(0 if given is None else given)
+        except SchemaError as error:
+            raise self.owner.error(StoreFormatError, f"its background is {given!r}") from error
+
     def _scale(self) -> Scale:
         return Scale(self._factor("slope", 1.0), self._factor("intercept", 0.0))
 
+    def _kept_blocks(self) -> BlockCache | None:
+        """Return the cache of decoded blocks, where one was asked for."""
+        cache = self._cache() if self._cache is not None else None
+        return cache if cache is not None and cache.limit else None
+
     def _blocks(self, pieces: list[Piece]) -> Iterator[tuple[Piece, npt.NDArray[Any]]]:
         """Yield each piece with its block, in order, which is to be read before the next one."""
-        cache = self._cache() if self._cache is not None else None
-        if cache is None or not cache.limit:
+        cache = self._kept_blocks()
+        if cache is None:
             yield from self._decoded(pieces)
             return
         kept = {piece.number: cache.get(self._key(piece.number)) for piece in pieces}
@@ -384,17 +374,61 @@ class ChunkedArray:
     def _decoded(self, pieces: list[Piece]) -> Iterator[tuple[Piece, npt.NDArray[Any]]]:
         if not pieces:
             return
-        decoder = BlockDecoder(self._codec, self.dtype, shuffle=self._meta.shuffle)
         stored = self._read_blocks(self._number, [piece.number for piece in pieces])
-        blocks = decoder.decode_all(stored, [piece.shape for piece in pieces])
+        if self._tiles is not None:
+            for piece, data in zip(pieces, stored, strict=True):
+                block = np.empty(piece.shape, self.dtype)
+                self.read_tile(piece._replace(inner=whole(piece.shape)), data, block)
+                yield piece, block
+            return
+        shapes = [piece.shape for piece in pieces]
+        decoder = BlockDecoder(self.codec, self.dtype, shuffle=self._meta.shuffle)
         done = 0
         try:
+            blocks = decoder.decode_all(self._all_there(stored, shapes), shapes)
             for piece, block in zip(pieces, blocks, strict=True):
                 yield piece, block
                 done += 1
         except DecodeError as error:
-            text = f"level {self._number}, block {pieces[done].number}: {error}"
-            raise self._owner.error(CorruptDataError, text) from error
+            raise self._damaged(pieces[done].number, error) from error
+
+    def _all_there(
+        self, stored: Iterable[memoryview], shapes: list[tuple[int, ...]]
+    ) -> Iterator[memoryview | bytes]:
+        """Yield stored blocks, and the background, coded as they are, for those without bytes."""
+        for data, shape in zip(stored, shapes, strict=True):
+            if len(data):
+                yield data
+            else:
+                block = np.broadcast_to(self.background, shape).astype(self.dtype)
+                yield encode_block(block, self.codec, shuffle=self._meta.shuffle)
+
+    def _damaged(self, number: int, error: DecodeError) -> CorruptDataError:
+        return self.owner.error(CorruptDataError, f"level {self._number}, block {number}: {error}")
+
+    def decoded(
+        self, pieces: list[Piece], outs: Sequence[npt.NDArray[Any] | None]
+    ) -> Iterator[tuple[int, npt.NDArray[Any] | None]]:
+        """Yield blocks by number; None for those that were decoded where they belong.
+
+        Args:
+            pieces: Parts of blocks, ascending; of each there is one.
+            outs: Where each part goes; None where the whole block is wanted, to be read before the
+                next one.
+        """
+        if self._tiles is None or self._kept_blocks() is not None:
+            for (piece, block), out in zip(self._blocks(pieces), outs, strict=True):
+                if out is None:
+                    yield piece.number, block
+                else:
+                    copy_rows(block[piece.inner], out)
+                    yield piece.number, None
+            return
+        stored = self._read_blocks(self._number, [piece.number for piece in pieces])
+        for piece, data, out in zip(pieces, stored, outs, strict=True):
+            room = np.empty(piece.shape, self.dtype) if out is None else None
+            self.read_tile(piece, data, room if out is None else out)
+            yield piece.number, room
 
     def _key(self, number: int) -> tuple[int, str, int, int]:
-        return self._owner.sample, self._owner.field, self._number, number
+        return self.owner.sample, self.owner.field, self._number, number

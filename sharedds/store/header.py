@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from sharedds.codecs import BLOCK_CODECS
+from sharedds.codecs import BLOCK_CODECS, TILE_CODECS
 from sharedds.errors import StoreFormatError
 from sharedds.store.layout import (
     DTYPE,
@@ -25,7 +25,7 @@ from sharedds.store.layout import (
 __all__ = ["Header", "parse_header"]
 
 _KINDS = ("image", "blocks", "column", "ragged", "text", "bytes", "json")
-_CODECS = {"image": IMAGE_CODECS, "blocks": BLOCK_CODECS}
+_CODECS = {"image": IMAGE_CODECS, "blocks": (*BLOCK_CODECS, *TILE_CODECS)}
 
 
 class Header(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from sharedds.errors import OptionError
-from sharedds.store.arrays import ArrayMeta, Owner, parse_meta
+from sharedds.store.array_meta import ArrayMeta, parse_meta
 from sharedds.store.blocking import PatchCost, block_shape, patch_cost
 from sharedds.store.reader import Store
+from sharedds.store.regions import Owner
 
 __all__ = ["FieldInfo", "PatchInfo", "StoreInfo", "info", "patch_info"]
 

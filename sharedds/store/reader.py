@@ -12,10 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from sharedds.codecs import DEFAULT_MAX_PIXELS, decode
+from sharedds.codecs import TILE_CODECS, Scratch
 from sharedds.errors import (
-    DecodeError,
-    ImageTooLargeError,
     SampleIndexError,
     SampleKeyError,
     SchemaError,
@@ -24,12 +22,20 @@ from sharedds.errors import (
 )
 from sharedds.handles import per_process
 from sharedds.packed import encode_text
-from sharedds.store.arrays import ArrayMeta, ChunkedArray, LevelMeta, Owner, parse_meta
+from sharedds.store.array_meta import parse_meta
+from sharedds.store.arrays import ChunkedArray, Owner
 from sharedds.store.block_cache import BlockCache
 from sharedds.store.columns import Column, TextColumn
 from sharedds.store.header import Header
 from sharedds.store.layout import FieldSpec
 from sharedds.store.opened import OpenedStore, resolve
+from sharedds.store.pictures import as_array, picture
+from sharedds.store.requests import (
+    Request,
+    entries_touched,
+    read_regions,
+    read_scaled,
+)
 
 __all__ = ["DEFAULT_CACHE", "Store"]
 
@@ -80,6 +86,11 @@ class Store:
                 path=self.path,
             )
         return opened
+
+    @per_process
+    def _scratch(self) -> Scratch:
+        """Memory for tiles of which a part is wanted."""
+        return Scratch()
 
     @per_process
     def _blocks(self) -> BlockCache:
@@ -286,7 +297,7 @@ class Store:
         field, position = self._field(name), self._position(index)
         opened = self.opened
         if field.kind == "image":
-            return self._image(name, position)
+            return picture(opened, self.attrs, name, position)
         if field.kind == "blocks":
             return self.array(position, name)[()] if self._meta(field, position) else None
         if field.kind == "column":
@@ -304,32 +315,6 @@ class Store:
         except (msgspec.MsgspecError, RecursionError) as error:
             raise opened.corrupt(position, name, f"is not JSON ({error})") from error
 
-    def _image(self, name: str, position: int) -> npt.NDArray[Any] | None:
-        start, stop = self.opened.entry_range(position, name)
-        if start == stop:
-            return None
-        data = self.opened.entry(start, position, name)
-        try:
-            return decode(data, mode="keep", max_pixels=self._max_pixels())
-        except ImageTooLargeError as error:
-            raise ImageTooLargeError(
-                f"{self.path}: sample {position}, field {name!r}: {error}",
-                path=self.path,
-                sample=position,
-                key=self.opened.key_of(position),
-                field=name,
-            ) from error
-        except DecodeError as error:
-            raise self.opened.corrupt(position, name, f"does not decode ({error})") from error
-
-    def _max_pixels(self) -> int | None:
-        """Return the limit the store was packed with."""
-        recipe = self.attrs.get("recipe")
-        if not isinstance(recipe, dict) or "max_pixels" not in recipe:
-            return DEFAULT_MAX_PIXELS
-        limit: Any = recipe["max_pixels"]
-        return limit if limit is None or type(limit) is int else DEFAULT_MAX_PIXELS
-
     def _meta(self, field: FieldSpec, position: int) -> bytes:
         return self.opened.text(f"{field.name}@meta").bytes(position)
 
@@ -346,10 +331,10 @@ class Store:
         spec = self._field(field, "image", "blocks")
         owner = Owner(self.path, position, field)
         if spec.kind == "image":
-            image = self._image(field, position)
+            image = picture(self.opened, self.attrs, field, position)
             if image is None:
                 raise self._no_value(position, field)
-            return _whole(image, owner)
+            return as_array(image, owner)
         record = self._meta(spec, position)
         if not record:
             raise self._no_value(position, field)
@@ -367,7 +352,88 @@ class Store:
                 starts[level], numbers, position, field, once=spec.codec == "raw"
             )
 
-        return ChunkedArray(meta, spec.codec, read_blocks, owner, cache=self._block_cache)
+        scratch = self._scratch if spec.codec in TILE_CODECS else None
+        return ChunkedArray(
+            meta, spec.codec, read_blocks, owner, cache=self._block_cache, scratch=scratch
+        )
+
+    def read_mpp(
+        self,
+        index: SupportsIndex,
+        x: float,
+        y: float,
+        size: int | tuple[int, int],
+        mpp: float,
+        *,
+        field: str = "image",
+        plane: int = 0,
+    ) -> npt.NDArray[Any]:
+        """Read a region of a slide by the size of its pixels.
+
+        The coarsest level that is fine enough is read, and averaged down by area. Outside of the
+        slide is its background.
+
+        Args:
+            index: The slide.
+            x: Left edge, in pixels of level 0.
+            y: Upper edge.
+            size: Of the result in pixels, one number or (h, w).
+            mpp: Micrometres for each pixel of the result.
+            field: The field.
+            plane: Of a focus stack.
+
+        Returns:
+            (h, w, channels), in the stored dtype.
+
+        Raises:
+            SchemaError: The slide says nothing of the size of its pixels, or a value is no size.
+            CorruptDataError: A tile is damaged.
+        """
+        array = self.array(index, field)
+        name = self.key(index) if self.header.keyed else ""
+        return read_scaled(array, name, y=y, x=x, size=size, mpp=mpp, plane=plane)
+
+    def read_regions(
+        self,
+        field: str,
+        requests: Sequence[tuple[SupportsIndex, int, Sequence[int], Sequence[int]]],
+        *,
+        padding: str = "constant",
+        fill: float | Sequence[float] | None = 0,
+    ) -> list[npt.NDArray[Any]]:
+        """Read many regions: all are asked for first, and each block is decoded once.
+
+        Args:
+            field: An array field.
+            requests: (sample, level, start, size): start and size are those of the last axes, as
+                :meth:`ChunkedArray.patch` takes them: (y, x, 0) and (h, w, channels) of a picture.
+            padding: As of ``patch``.
+            fill: What is outside: a number, one for each channel, or None for the background.
+
+        Returns:
+            For each request an array of its own, in the stored dtype.
+
+        Raises:
+            SampleKeyError: No such field, or a sample has no value there.
+            SchemaError: A region, padding or ``fill`` that does not fit.
+            CorruptDataError: A block is damaged.
+        """
+        arrays: dict[int, ChunkedArray] = {}
+
+        def array_of(sample: int, level: int) -> ChunkedArray:
+            if sample not in arrays:
+                arrays[sample] = self.array(sample, field)
+            return arrays[sample].level(level)
+
+        wanted = [
+            Request(self._position(sample), level, tuple(start), tuple(size))
+            for sample, level, start, size in requests
+        ]
+        if self._field(field, "image", "blocks").kind == "blocks":
+            self.opened.advise(
+                entries_touched(wanted, array_of, lambda n: self.opened.entry_range(n, field)[0])
+            )
+        return read_regions(wanted, array_of, padding=padding, fill=fill)
 
     def _block_cache(self) -> BlockCache | None:
         """Return the cache of this process where one was asked for."""
@@ -375,9 +441,3 @@ class Store:
 
     def __repr__(self) -> str:
         return f"Store({self.path!r})"
-
-
-def _whole(image: npt.NDArray[Any], owner: Owner) -> ChunkedArray:
-    meta = ArrayMeta(image.dtype.newbyteorder("<").str, (LevelMeta(image.shape, image.shape),))
-    data = np.ascontiguousarray(image).reshape(-1).view(np.uint8).data
-    return ChunkedArray(meta, "raw", lambda _level, _numbers: [data], owner)

@@ -22,6 +22,7 @@ __all__ = [
     "copy_rows",
     "normalise",
     "pieces_of",
+    "whole",
     "window_of",
 ]
 
@@ -143,6 +144,11 @@ def pieces_of(region: Region, shape: tuple[int, ...], chunk: tuple[int, ...]) ->
         numbers, sizes, inner, outer = zip(*parts, strict=True)
         found.append(Piece(sum(numbers), sizes, inner, outer))
     return found
+
+
+def whole(shape: Sequence[int]) -> Region:
+    """Return the region that is all of an array."""
+    return tuple(slice(0, n) for n in shape)
 
 
 class Window(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sharedds.codecs import BLOCK_CODECS
+from sharedds.codecs import BLOCK_CODECS, TILE_CODECS, tile_problem
 from sharedds.errors import SchemaError
 from sharedds.store.layout import FIELD_NAME, IMAGE_CODECS, MAX_DIMENSIONS, MAX_VALUE, FieldSpec
 
@@ -36,7 +36,9 @@ class Field:
     Args:
         kind: What a string would say: ``"jpeg"``, ``"lz4"``, ``"float32[4]"``, ...
         quality: Of ``jpeg`` and lossy ``webp`` when an array is given, 1 to 100.
-        chunk: Shape of the blocks of ``raw``, ``lz4``, ``zstd`` fields; by default about cubic.
+        chunk: Shape of the blocks of ``raw``, ``lz4``, ``zstd`` fields; by default about cubic. Of
+            ``jpeg``, ``png``, ``webp``: the picture is an array (y, x, channel) that is cut into
+            tiles of this shape, such as (256, 256, 3); any axes before these have tiles of 1.
         shuffle: Group the bytes of each item before compressing; by default for items over 1 byte.
     """
 
@@ -76,6 +78,8 @@ def _parse_field(name: object, given: object) -> FieldSpec:
         quality: object = field.quality
         if not isinstance(quality, int) or not 1 <= quality <= 100:
             raise SchemaError(f"field {name!r}: quality {field.quality!r}; 1 to 100", field=name)
+        if field.chunk is not None:
+            return _tiled(name, field)
         return FieldSpec(name, "image", codec=kind, quality=field.quality)
     if kind in BLOCK_CODECS:
         return FieldSpec(
@@ -103,6 +107,21 @@ def _parse_field(name: object, given: object) -> FieldSpec:
             field=name,
         )
     return spec
+
+
+def _tiled(name: str, field: Field) -> FieldSpec:
+    """Return the specification of an array cut into tiles that are pictures."""
+    chunk = _chunk(name, field)
+    if field.kind not in TILE_CODECS or chunk is None:
+        raise SchemaError(
+            f"field {name!r}: {field.kind} pictures are not cut; tiles are coded as "
+            f"{', '.join(TILE_CODECS)}",
+            field=name,
+        )
+    problem = tile_problem(field.kind, "uint8", chunk)
+    if problem is not None:
+        raise SchemaError(f"field {name!r}: chunk {field.chunk!r}: {problem}", field=name)
+    return FieldSpec(name, "blocks", codec=field.kind, quality=field.quality, chunk=chunk)
 
 
 def _chunk(name: str, field: Field) -> tuple[int, ...] | None:

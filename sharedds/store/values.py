@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,11 +12,29 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from sharedds.codecs import MAX_EFFORT, encode_block, encode_image, probe, sniff
-from sharedds.errors import DecodeError, SchemaError, SourceError
+from sharedds.codecs import (
+    MAX_EFFORT,
+    TILE_CODECS,
+    encode_block,
+    encode_image,
+    encode_tile,
+    probe,
+    sniff,
+    tile_problem,
+)
+from sharedds.errors import DecodeError, SchemaError, SourceError, StoreFormatError
 from sharedds.packed import encode_text
-from sharedds.store.arrays import MAX_BLOCK, ArrayMeta, LevelMeta, block_slices, default_chunk
+from sharedds.store.array_meta import (
+    MAX_BLOCK,
+    ArrayMeta,
+    LevelMeta,
+    block_slices,
+    default_chunk,
+    parse_meta,
+)
+from sharedds.store.encoded import EncodedArray
 from sharedds.store.layout import MAX_DIMENSIONS, MAX_VALUE, FieldSpec
+from sharedds.store.regions import Owner
 
 __all__ = [
     "ArrayValue",
@@ -71,14 +89,18 @@ class BlockPlan:
     codec: str
     sources: tuple[Any, ...]
     effort: int = 0
+    quality: int = 90
+    encoded: Iterable[tuple[int, int, bytes]] | None = None
 
     @classmethod
     def of(cls, field: FieldSpec, value: Any) -> BlockPlan:
-        """Check an array or :class:`ArrayValue`; nothing of it is read yet.
+        """Check an array, :class:`ArrayValue` or :class:`EncodedArray`; nothing is read yet.
 
         Raises:
             SchemaError: Its dtype, shape, blocks or attributes cannot be stored.
         """
+        if isinstance(value, EncodedArray):
+            return cls._coded(field, value)
         whole = value if isinstance(value, ArrayValue) else ArrayValue(value)
         sources = tuple(_source(source) for source in (whole.data, *whole.levels))
         dtype = _storable(np.dtype(sources[0].dtype))
@@ -99,16 +121,31 @@ class BlockPlan:
             if level.blocks >= 1 << 32:
                 raise SchemaError(f"level {number}: {level.blocks:,} blocks; use larger ones")
             levels.append(level)
+        _require_tiles(field.codec, dtype, levels)
         shuffle = field.shuffle
         if shuffle is None:
-            shuffle = dtype.itemsize > 1 and field.codec != "raw"
+            plain = field.codec == "raw" or field.codec in TILE_CODECS
+            shuffle = dtype.itemsize > 1 and not plain
         attrs = json_object(whole.attrs, "attrs")
-        if not 0 <= whole.effort <= MAX_EFFORT[field.codec]:
-            raise SchemaError(
-                f"effort {whole.effort}: 0 to {MAX_EFFORT[field.codec]} for {field.codec}"
-            )
+        most = MAX_EFFORT.get(field.codec, 0)
+        if not 0 <= whole.effort <= most:
+            raise SchemaError(f"effort {whole.effort}: 0 to {most} for {field.codec}")
         meta = ArrayMeta(dtype.str, tuple(levels), shuffle, attrs)
-        return cls(meta, field.codec, sources, whole.effort)
+        return cls(meta, field.codec, sources, whole.effort, field.quality)
+
+    @classmethod
+    def _coded(cls, field: FieldSpec, value: EncodedArray) -> BlockPlan:
+        """Check what is said of blocks that are coded already."""
+        meta = value.meta
+        dtype = _storable(np.dtype(meta.dtype))
+        _require_tiles(field.codec, dtype, meta.levels)
+        record = msgspec.json.encode(meta)
+        try:
+            parse_meta(record, Owner("", 0, field.name))
+        except StoreFormatError as error:
+            raise SchemaError(f"an EncodedArray: {error}") from error
+        json_object(meta.attrs, "attrs")
+        return cls(meta, field.codec, (), encoded=value.blocks)
 
     def blocks(self) -> Iterator[tuple[int, int, bytes]]:
         """Read and encode block by block: yield (level, number, bytes).
@@ -117,6 +154,9 @@ class BlockPlan:
             SourceError: A part of the array cannot be read.
             SchemaError: A part has not the shape it should have, or is too large.
         """
+        if self.encoded is not None:
+            yield from self._as_they_are(self.encoded)
+            return
         dtype = np.dtype(self.meta.dtype)
         for number, (level, source) in enumerate(zip(self.meta.levels, self.sources, strict=True)):
             for index, region in enumerate(block_slices(level)):
@@ -128,12 +168,50 @@ class BlockPlan:
                     ) from error
                 if block.shape != tuple(part.stop - part.start for part in region):
                     raise SchemaError(f"level {number}, {region} has the shape {block.shape}")
-                data = encode_block(
-                    block, self.codec, shuffle=self.meta.shuffle, effort=self.effort
-                )
+                data = self._encode(block)
                 if len(data) > MAX_VALUE:
                     raise SchemaError(f"a block of {len(data):,} bytes; 4 GiB is the limit")
                 yield number, index, data
+
+    def _encode(self, block: npt.NDArray[Any]) -> bytes:
+        if self.codec in TILE_CODECS:
+            return encode_tile(block, self.codec, quality=self.quality)
+        return encode_block(block, self.codec, shuffle=self.meta.shuffle, effort=self.effort)
+
+    def _as_they_are(
+        self, blocks: Iterable[tuple[int, int, bytes]]
+    ) -> Iterator[tuple[int, int, bytes]]:
+        """Yield blocks that are coded already, counting them.
+
+        Raises:
+            SchemaError: They are not those of the levels, in order.
+        """
+        expected = (
+            (number, index)
+            for number, level in enumerate(self.meta.levels)
+            for index in range(level.blocks)
+        )
+        given = iter(blocks)
+        for number, index in expected:
+            found = next(given, None)
+            if found is None or found[:2] != (number, index):
+                what = "nothing" if found is None else f"level {found[0]}, block {found[1]}"
+                raise SchemaError(f"an EncodedArray gave {what}, not level {number}, block {index}")
+            if len(found[2]) > MAX_VALUE:
+                raise SchemaError(f"a block of {len(found[2]):,} bytes; 4 GiB is the limit")
+            yield found
+        if next(given, None) is not None:
+            raise SchemaError("an EncodedArray gave more blocks than its levels have")
+
+
+def _require_tiles(codec: str, dtype: np.dtype[Any], levels: Iterable[LevelMeta]) -> None:
+    """Refuse tiles that their codec does not hold."""
+    if codec not in TILE_CODECS:
+        return
+    for number, level in enumerate(levels):
+        problem = tile_problem(codec, dtype, level.chunk)
+        if problem is not None:
+            raise SchemaError(f"level {number}: {problem}")
 
 
 def _source(value: Any) -> Any:

@@ -1,0 +1,133 @@
+"""Regions of a large picture at random places, and how reading them is timed."""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.files import evict, read_all
+
+__all__ = [
+    "COLD",
+    "REGIONS",
+    "SIDES",
+    "SIZE",
+    "TILE",
+    "WARM",
+    "WAYS",
+    "Reader",
+    "Task",
+    "measure",
+]
+
+SIDES = (224, 512)
+WAYS = ("aligned", "shifted")
+WARM, COLD = "warm", "cold"
+SIZE = "MB on disk"
+TILE = 256
+REGIONS = 400  # of each kind
+_COLD_COUNT = 40
+_FAR = 6.0  # mean difference at most, of 255: a decoder may smooth colour as it likes
+
+# Reads the square region whose upper left pixel is (y, x): an array of its own, (h, w, 3) uint8.
+Reader = Callable[[int, int, int], npt.NDArray[np.uint8]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What to read.
+
+    Args:
+        folder: Where the picture is, with the places of the regions.
+    """
+
+    folder: Path
+
+    @property
+    def tiled(self) -> Path:
+        """A TIFF with JPEG tiles of quality 90 and levels."""
+        return self.folder / "tiled.tif"
+
+    @property
+    def streamed(self) -> Path:
+        """The same picture as one JPEG."""
+        return self.folder / "slide.jpg"
+
+    def places(self, side: int, way: str) -> list[tuple[int, int]]:
+        """The upper left pixels (y, x) of regions of one size, on the tiles' grid or beside it."""
+        found = json.loads((self.folder / "places.json").read_text())
+        return [(y, x) for y, x in found[f"{side} {way}"]]
+
+    def expected(self, side: int, way: str) -> npt.NDArray[np.uint8]:
+        """What the first regions show, (n, side, side, 3)."""
+        found: npt.NDArray[np.uint8] = np.load(self.folder / f"{side}-{way}.npy")
+        return found
+
+
+def measure(
+    task: Task, place: Path, opened: Callable[[], Reader], *, most: int = REGIONS
+) -> Mapping[str, float]:
+    """Time regions one by one, by one handle that is kept; return the figures.
+
+    Warm: the file is in the page cache. Cold: the file is dropped from it before each region, which
+    a handle that stays open allows only where nothing is mapped: it is opened anew, and the opening
+    kept out.
+
+    Args:
+        task: What to read.
+        place: The file that is read.
+        opened: Opens it.
+        most: Regions of each kind.
+    """
+    files = read_all(place)
+    figures = {SIZE: sum(file.stat().st_size for file in files) / 1e6}
+    for side in SIDES:
+        for way in WAYS:
+            places = task.places(side, way)[:most]
+            reader = opened()
+            _require_alike(task, reader, side, way, most)
+            figures[_name(side, way, WARM)] = _median(_timed(reader, at, side) for at in places)
+            del reader
+            if way == "shifted":
+                spent = []
+                for at in places[: min(most, _COLD_COUNT)]:
+                    gc.collect()  # files stay mapped as long as rings of objects wait for it
+                    for file in files:
+                        evict(file, most=0.05)
+                    reader = opened()
+                    spent.append(_timed(reader, at, side))
+                    del reader
+                figures[_name(side, way, COLD)] = _median(spent)
+                read_all(place)
+    return figures
+
+
+def _name(side: int, way: str, how: str) -> str:
+    return f"ms for {side}², {way}, {how}"
+
+
+def _require_alike(task: Task, reader: Reader, side: int, way: str, most: int) -> None:
+    pairs = zip(task.places(side, way)[:most], task.expected(side, way), strict=False)
+    for (y, x), expected in pairs:
+        found = reader(y, x, side)
+        far = float(np.abs(found.astype(np.int16) - expected).mean())
+        if found.shape != expected.shape or far > _FAR:
+            raise SystemExit(f"region at y={y}, x={x} of {side}² is {far:.1f} off")
+
+
+def _timed(reader: Reader, at: tuple[int, int], side: int) -> float:
+    begin = time.perf_counter()
+    reader(at[0], at[1], side)
+    return (time.perf_counter() - begin) * 1e3
+
+
+def _median(values: Iterable[float]) -> float:
+    return statistics.median(values)

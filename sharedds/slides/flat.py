@@ -1,0 +1,285 @@
+"""Pictures without tiles or levels, of any size: libvips reads them from top to bottom.
+
+Pixels come as they are stored, in 8 or 16 bits or as floats; palettes become colours, one bit
+becomes 0 and 255, CMYK becomes RGB, and transparent pixels lie on white. Orientations that need
+another order of rows are applied to pictures of up to 512 MiB, which are held in memory for it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharedds.errors import DecodeError, ImageTooLargeError, SourceError
+from sharedds.slides.libvips import load_libvips, quiet
+from sharedds.slides.source import SlideHeader, SlideLevel
+
+__all__ = ["FlatReader", "FlatSlide", "open_flat"]
+
+MAX_PIXELS = 100_000_000_000
+MAX_WHOLE = (
+    1 << 30
+)  # bytes of what libvips holds as a whole: WebP, JPEG 2000, interlaced, progressive
+MAX_TURNED = 512 << 20
+_FORMATS = {
+    "jpegload": "JPEG",
+    "pngload": "PNG",
+    "webpload": "WebP",
+    "jp2kload": "JPEG 2000",
+    "tiffload": "TIFF",
+}
+_WHOLE = ("WebP", "JPEG 2000")
+_PIXELS_A_BYTE = {"JPEG": 512, "PNG": 8448}  # no file holds more: two codes a block; 1032 x 8 bits
+_DTYPES = {
+    "uchar": "u1",
+    "char": "i1",
+    "ushort": "<u2",
+    "short": "<i2",
+    "uint": "<u4",
+    "int": "<i4",
+    "float": "<f4",
+    "double": "<f8",
+}
+_FINE = 20.0  # micrometres: coarser sizes are the resolution of a screen or a printer
+_MIRRORED = 2  # the one orientation that leaves rows where they are
+_COLOURS = ("srgb", "rgb", "rgb16", "scrgb")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlatSlide:
+    """A picture whose header is read.
+
+    Attributes:
+        header: What is known of it.
+        identity: Device, inode, bytes and time of change of the file that was looked at.
+    """
+
+    header: SlideHeader
+    identity: tuple[int, int, int, int]
+
+    @contextmanager
+    def open(self) -> Iterator[FlatReader]:
+        """Open the pixels.
+
+        Raises:
+            DecodeError: The file is another one than the one that was looked at, or damaged.
+            SourceError: It cannot be read.
+        """
+        path = self.header.path
+        if _identity(path) != self.identity:
+            raise DecodeError(
+                f"{path}: is another file than the one that was looked at (its size, time or place "
+                "on the disk changed); start again",
+                path=path,
+            )
+        yield FlatReader(self.header)
+
+
+class FlatReader:
+    """The pixels of a picture, from top to bottom."""
+
+    def __init__(self, header: SlideHeader) -> None:
+        self._header = header
+
+    def rows(self, height: int) -> Iterator[npt.NDArray[Any]]:
+        """Yield the picture from top to bottom, (up to height, width, channels) each.
+
+        Raises:
+            DecodeError: It is damaged or cut short; the text has the row.
+        """
+        header = self._header
+        vips = load_libvips(header.format)
+        whole, width = header.levels[0].shape
+        with quiet():
+            image = _as_shown(vips, _loaded(vips, header.path), header.path)
+            region = vips.Region.new(image)
+            for top in range(0, whole, height):
+                count = min(height, whole - top)
+                try:
+                    data = region.fetch(0, top, width, count)
+                except vips.Error as error:
+                    raise DecodeError(
+                        f"{header.path}: rows {top:,} to {top + count - 1:,} cannot be decoded: "
+                        f"{_told(error)}",
+                        path=header.path,
+                    ) from error
+                values = np.frombuffer(data, header.dtype)
+                yield values.reshape(count, width, header.channels)
+
+    def read(
+        self, level: int, *, y: int, x: int, height: int, width: int, plane: int = 0
+    ) -> npt.NDArray[Any]:
+        """Refuse: a picture without tiles is read from top to bottom.
+
+        Raises:
+            SourceError: Always.
+        """
+        raise SourceError(
+            f"{self._header.path}: a {self._header.format} without tiles is read from top to "
+            "bottom; pack it to read regions",
+            path=self._header.path,
+        )
+
+    def stream(self, level: int, *, row: int, column: int) -> bytes | None:
+        """Return None: there are no tiles."""
+        return None
+
+    def associated(self, name: str) -> npt.NDArray[Any]:
+        """Refuse: there are no other pictures.
+
+        Raises:
+            SourceError: Always.
+        """
+        raise SourceError(f"{self._header.path}: has no picture {name!r}", path=self._header.path)
+
+
+def open_flat(path: Path, *, max_pixels: int | None = None) -> FlatSlide | None:
+    """Return a picture that libvips streams; its header is read, none of its pixels.
+
+    Args:
+        path: A file.
+        max_pixels: More are refused; 100 gigapixels by default.
+
+    Returns:
+        None for a format that is not streamed.
+
+    Raises:
+        DecodeError: It is damaged, or its bytes cannot hold what it claims.
+        ImageTooLargeError: It has more pixels, or would have to be held in memory as a whole.
+        SourceError: It cannot be read.
+        MissingExtraError: libvips is not installed.
+    """
+    name = str(path)
+    identity = _identity(name)
+    vips = load_libvips(name)
+    with quiet():
+        image = _loaded(vips, name)
+        form = _FORMATS.get(_text(image, "vips-loader").removesuffix("_source"))
+        if form is None:
+            return None
+        _check_size(image, name, form, nbytes=identity[2], most=max_pixels or MAX_PIXELS)
+        shown = _as_shown(vips, image, name, check=True)
+    remarks = []
+    if image.hasalpha():
+        remarks.append("transparent pixels lie on white")
+    if image.interpretation == "cmyk":
+        remarks.append("CMYK became RGB")
+    header = SlideHeader(
+        path=name,
+        format=form,
+        dtype=np.dtype(_DTYPES[shown.format]),
+        levels=(SlideLevel(shape=(shown.height, shown.width), downsample=1.0),),
+        channels=shown.bands,
+        is_rgb=shown.bands == 3 and shown.interpretation in _COLOURS,
+        mpp=_pixel_size(image),
+        is_sequential=True,
+        remarks=tuple(remarks),
+        nbytes=identity[2],
+    )
+    return FlatSlide(header=header, identity=identity)
+
+
+def _identity(path: str) -> tuple[int, int, int, int]:
+    try:
+        info = os.stat(path)
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read ({error.strerror})", path=path) from error
+    if not stat.S_ISREG(info.st_mode):
+        raise SourceError(f"{path}: is no ordinary file", path=path)
+    return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
+
+
+def _loaded(vips: Any, path: str) -> Any:
+    # A name may hold brackets, which libvips takes for options: the loader is asked for by itself.
+    try:
+        source = vips.Source.new_from_file(path)
+        return vips.Image.new_from_source(source, "", access="sequential", fail_on="error")
+    except vips.Error as error:
+        raise DecodeError(f"{path}: {_told(error)}", path=path) from error
+
+
+def _told(error: Any) -> str:
+    """Return what libvips says, on one line."""
+    text = str(getattr(error, "detail", "") or error)
+    lines = dict.fromkeys(line.strip() for line in text.splitlines() if line.strip())
+    return "; ".join(lines) or "it cannot be decoded"
+
+
+def _text(image: Any, name: str) -> str:
+    return str(image.get(name)) if image.get_typeof(name) else ""
+
+
+def _check_size(image: Any, path: str, form: str, *, nbytes: int, most: int) -> None:
+    """Refuse a size that is too large, or that the file cannot hold."""
+    pixels = image.width * image.height
+    size = f"{image.width:,} x {image.height:,} pixels"
+    if pixels > most:
+        raise ImageTooLargeError(
+            f"{path}: {size} are over the limit of {most:,} (max_pixels)", path=path
+        )
+    if image.format not in _DTYPES:
+        raise DecodeError(f"{path}: its pixels are {image.format}, not numbers", path=path)
+    if pixels > max(nbytes * _PIXELS_A_BYTE.get(form, pixels), 1):
+        raise DecodeError(f"{path}: claims {size}, more than {nbytes:,} bytes can hold", path=path)
+    itemsize = np.dtype(_DTYPES[image.format]).itemsize
+    whole = pixels * image.bands * itemsize
+    kind = form if form in _WHOLE else ""
+    if _text(image, "interlaced") not in ("", "0"):
+        kind = "a progressive JPEG" if form == "JPEG" else f"an interlaced {form}"
+        whole *= 2 if form == "JPEG" else 1
+    if kind and whole > MAX_WHOLE:
+        raise ImageTooLargeError(
+            f"{path}: {kind} of {size} has to be held in memory as a whole, {whole / 1e9:.1f} GB; "
+            f"{MAX_WHOLE >> 20:,} MiB is the limit. Convert it, to a tiled TIFF for example",
+            path=path,
+        )
+
+
+def _as_shown(vips: Any, image: Any, path: str, *, check: bool = False) -> Any:
+    """Return the picture as it is meant to be seen; nothing is decoded where ``check`` is set."""
+    if image.interpretation == "cmyk":
+        image = image.colourspace("srgb")
+    if image.hasalpha():
+        image = image.flatten(background=_white(image))
+    turn = int(image.get("orientation")) if image.get_typeof("orientation") else 1
+    if turn not in range(2, 9):
+        return image
+    if turn != _MIRRORED:
+        itemsize = np.dtype(_DTYPES[image.format]).itemsize
+        whole = math.prod((image.width, image.height, image.bands, itemsize))
+        if whole > MAX_TURNED:
+            raise ImageTooLargeError(
+                f"{path}: is to be turned (EXIF orientation {turn}), for which it has to be held "
+                f"in memory, {whole / 1e6:,.0f} MB; {MAX_TURNED >> 20} MiB is the limit. Turn it "
+                "beforehand, with jpegtran for example",
+                path=path,
+            )
+        if not check:
+            try:
+                image = image.copy_memory()
+            except vips.Error as error:
+                raise DecodeError(f"{path}: {_told(error)}", path=path) from error
+    return image.autorot()
+
+
+def _white(image: Any) -> float:
+    if image.interpretation in ("rgb16", "grey16"):
+        return 65_535.0
+    return 1.0 if image.format in ("float", "double") else 255.0
+
+
+def _pixel_size(image: Any) -> tuple[float, float] | None:
+    """Return micrometres along (y, x), where the file says something that a scanner would."""
+    if not image.get_typeof("resolution-unit") or min(image.xres, image.yres) <= 0:
+        return None
+    size = 1000 / image.yres, 1000 / image.xres
+    return size if max(size) < _FINE else None

@@ -1,0 +1,276 @@
+"""Many regions at once, and regions by the size of their pixels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sharedds.errors import SampleIndexError, SchemaError
+from sharedds.store.arrays import ChunkedArray
+from sharedds.store.regions import PADDINGS, Piece, Window, pieces_of, whole, window_of
+
+__all__ = [
+    "Request",
+    "averaged",
+    "blocks_touched",
+    "entries_touched",
+    "level_for",
+    "pixel_size",
+    "read_regions",
+    "read_scaled",
+    "resized",
+]
+
+Values = npt.NDArray[Any]
+_SAME = 1e-6  # of a ratio of pixel sizes, that is none
+
+
+class Request(NamedTuple):
+    """A region of one array.
+
+    Attributes:
+        sample: Number of the sample.
+        level: 0 is the finest.
+        start: Its first number along each of the last axes; may be negative.
+        size: Along each of them.
+    """
+
+    sample: int
+    level: int
+    start: tuple[int, ...]
+    size: tuple[int, ...]
+
+
+class _Wanted(NamedTuple):
+    """What one request takes of one block: decoded into ``out``, or copied there."""
+
+    piece: Piece
+    out: Values
+
+
+def blocks_touched(array: ChunkedArray, request: Request) -> list[int]:
+    """Return the numbers of the blocks of its level that a request touches, ascending."""
+    window = window_of(*_all_axes(array, request), array.shape, "constant")
+    if any(part.stop <= part.start for part in window.region):
+        return []
+    return [piece.number for piece in pieces_of(window.region, array.shape, array.chunk)]
+
+
+def entries_touched(
+    requests: Sequence[Request],
+    array_of: Callable[[int, int], ChunkedArray],
+    first_of: Callable[[int], int],
+) -> list[int]:
+    """Return the entries that requests touch, ascending.
+
+    Args:
+        requests: In any order.
+        array_of: Gives the array of a sample and level.
+        first_of: Gives the first entry of a sample.
+    """
+    found: set[int] = set()
+    for request in requests:
+        array = array_of(request.sample, request.level)
+        first = first_of(request.sample) + array.first_block
+        found |= {first + number for number in blocks_touched(array, request)}
+    return sorted(found)
+
+
+def read_regions(
+    requests: Sequence[Request],
+    array_of: Callable[[int, int], ChunkedArray],
+    *,
+    padding: str,
+    fill: float | Sequence[float] | None,
+) -> list[Values]:
+    """Read regions; every block is decoded once, however many regions touch it.
+
+    Args:
+        requests: In any order.
+        array_of: Gives the array of a sample and level.
+        padding: As of :meth:`ChunkedArray.patch`.
+        fill: What is outside: a number, one for each channel, or None for the background.
+
+    Returns:
+        Arrays of their own, in the order of the requests.
+    """
+    if padding not in PADDINGS:
+        raise SchemaError(f"padding {padding!r}; one of {', '.join(PADDINGS)}")
+    found: list[Values] = []
+    late: list[tuple[int, Window, Values]] = []
+    wanted: dict[tuple[int, int], dict[int, list[_Wanted]]] = {}
+    for number, request in enumerate(requests):
+        array = array_of(request.sample, request.level)
+        start, size = _all_axes(array, request)
+        if padding != "constant" and any(
+            n == 0 < p for n, p in zip(array.shape, size, strict=True)
+        ):
+            raise SampleIndexError(f"shape {array.shape} has nothing that could be repeated")
+        window = window_of(start, size, array.shape, padding)
+        out = np.empty(size, array.dtype)
+        if window.sources is not None:
+            values = np.empty([part.stop - part.start for part in window.region], array.dtype)
+            late.append((number, window, values))
+        else:
+            if not window.inside:
+                out[...] = array.background if fill is None else array.constant(fill)
+            values = out[window.places]
+        found.append(out)
+        if values.size:
+            blocks = wanted.setdefault((request.sample, request.level), {})
+            for piece in pieces_of(window.region, array.shape, array.chunk):
+                blocks.setdefault(piece.number, []).append(_Wanted(piece, values[piece.outer]))
+    for (sample, level), blocks in sorted(wanted.items()):
+        _read_blocks(array_of(sample, level), blocks)
+    for number, window, values in late:
+        if window.sources is not None:
+            found[number][...] = values[np.ix_(*window.sources)]
+    return found
+
+
+def _read_blocks(array: ChunkedArray, blocks: dict[int, list[_Wanted]]) -> None:
+    """Read blocks of one array, each for all that want a part of it."""
+    alone = {n: parts[0] for n, parts in blocks.items() if len(parts) == 1}
+    numbers = sorted(blocks)
+    pieces = [alone[n].piece if n in alone else _entire(blocks[n][0].piece) for n in numbers]
+    outs = [alone[n].out if n in alone else None for n in numbers]
+    for number, block in array.decoded(pieces, outs):
+        if block is None:  # it was decoded where it belongs
+            continue
+        for part in blocks[number]:
+            part.out[...] = block[part.piece.inner]
+
+
+def _entire(piece: Piece) -> Piece:
+    return piece._replace(inner=whole(piece.shape), outer=whole(piece.shape))
+
+
+def _all_axes(array: ChunkedArray, request: Request) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return start and size for all axes: those in front are whole."""
+    lead = array.ndim - len(request.start)
+    if lead < 0 or len(request.size) != len(request.start) or min(request.size, default=0) < 0:
+        raise SchemaError(
+            f"a region at {request.start} of {request.size}: one start and one size, 0 or more, "
+            f"for each of up to {array.ndim} axes"
+        )
+    return (0,) * lead + tuple(request.start), array.shape[:lead] + tuple(request.size)
+
+
+def level_for(downsamples: Sequence[float], factor: float) -> int:
+    """Return the coarsest level that is not coarser than wanted.
+
+    Args:
+        downsamples: Of the levels, finest first.
+        factor: Pixels of level 0 for each pixel that is wanted.
+    """
+    fitting = [n for n, step in enumerate(downsamples) if step <= factor * (1 + _SAME)]
+    return fitting[-1] if fitting else 0
+
+
+def pixel_size(array: ChunkedArray) -> tuple[float, float] | None:
+    """Return micrometres for each pixel of level 0, along (y, x); None where that is not known."""
+    given = array.attrs.get("mpp")
+    try:
+        y, x = (float(each) for each in given or ())
+    except (TypeError, ValueError):
+        return None
+    return (y, x) if y > 0 and x > 0 else None
+
+
+def read_scaled(
+    array: ChunkedArray,
+    name: str,
+    *,
+    y: float,
+    x: float,
+    size: int | tuple[int, int],
+    mpp: float,
+    plane: int = 0,
+) -> Values:
+    """Read a region of a slide by the size of its pixels: see :meth:`Store.read_mpp`."""
+    height, width = (size, size) if isinstance(size, int) else size
+    own = pixel_size(array)
+    if own is None:
+        who = f"({name}) " if name else ""
+        raise array.owner.error(
+            SchemaError, f"{who}how large its pixels are is not known; read it by level"
+        )
+    if not mpp > 0 or min(height, width) < 1:
+        raise array.owner.error(
+            SchemaError, f"a region of {height} x {width} pixels at mpp={mpp!r}: all above 0"
+        )
+    factors = [float(mpp) / each for each in own]
+    steps = array.attrs.get("downsamples", [1.0])
+    number = level_for(steps[: len(array.levels)], min(factors))
+    level, step = array.level(number), float(steps[number])
+    begins = [float(at) / step for at in (y, x)]
+    strides = [factor / step for factor in factors]
+    lows = [math.floor(begin + _SAME) for begin in begins]
+    sides = [
+        max(1, math.ceil(begin + stride * n - _SAME) - low)
+        for begin, stride, n, low in zip(begins, strides, (height, width), lows, strict=True)
+    ]
+    planes = ((plane,), (1,)) if array.ndim == 4 else ((), ())
+    start, shape = (*planes[0], *lows, 0), (*planes[1], *sides, array.shape[-1])
+    (found,) = read_regions(
+        [Request(0, number, start, shape)], lambda *_: level, padding="constant", fill=None
+    )
+    shifts = [begin - low for begin, low in zip(begins, lows, strict=True)]
+    return resized(found.reshape(found.shape[-3:]), shifts, strides, (height, width))
+
+
+def resized(
+    values: Values, begins: Sequence[float], strides: Sequence[float], size: tuple[int, int]
+) -> Values:
+    """Average a part of a level down by area.
+
+    Args:
+        values: (y, x, channels).
+        begins: Where the result begins, (y, x) in pixels of the part.
+        strides: Pixels of the part for each of the result, (y, x).
+        size: Of the result.
+
+    Returns:
+        (h, w, channels) in the dtype of the values; the values themselves where nothing changes.
+    """
+    same = all(abs(stride - 1) < _SAME for stride in strides)
+    if same and all(abs(begin) < _SAME for begin in begins) and values.shape[:2] == size:
+        return values
+    kind = np.float64 if values.dtype.itemsize > 2 else np.float32
+    rows = averaged(values.astype(kind), begins[0], strides[0], size[0])
+    turned = np.ascontiguousarray(rows.swapaxes(0, 1))
+    both = averaged(turned, begins[1], strides[1], size[1]).swapaxes(0, 1)
+    whole_numbers = np.rint(both) if values.dtype.kind in "iu" else both
+    return np.ascontiguousarray(whole_numbers.astype(values.dtype))
+
+
+def averaged(values: Values, begin: float, step: float, count: int) -> Values:
+    """Return means over pieces of the first axis of floats, each as long as the step.
+
+    A piece covers some rows as a whole and two in part: they are added up, the first of all pieces
+    at once, then the second, and so on. A step below 1 repeats rows, mixed at their borders.
+
+    Args:
+        values: (n, ...) floats.
+        begin: Where the first piece begins, in rows.
+        step: How long a piece is.
+        count: How many there are.
+    """
+    n = len(values)
+    edges = np.clip(begin + step * np.arange(count + 1), 0, n)
+    low, high = edges[:-1], edges[1:]
+    first = np.minimum(low.astype(np.int64), n - 1)
+    lengths = np.maximum(high - low, _SAME)
+    found = np.zeros((count, *values.shape[1:]), values.dtype)
+    for turn in range(math.ceil(step) + 1):
+        at = first + turn
+        weights = (np.minimum(high, at + 1) - np.maximum(low, at)).clip(0) / lengths
+        if weights.any():
+            taken = values[np.minimum(at, n - 1)]
+            taken *= weights.astype(values.dtype).reshape(-1, *(1,) * (values.ndim - 1))
+            found += taken
+    return found
