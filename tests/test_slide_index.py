@@ -56,6 +56,15 @@ def test_tissue_is_where_there_is_colour(name: str, quality: int | None) -> None
     assert np.abs(found - _SHARE).max() < 0.1
 
 
+def test_colours_of_16_bits_are_told_by_their_upper_8() -> None:
+    """The same cells as in 8 bits; glass, bright in all channels, is none."""
+    tile = slide("disc")[256:512, 256:512]
+    deep = tile.astype(np.uint16) * 257
+    found = [statistics(values, cell=CELL, is_rgb=True).tissue for values in (tile, deep)]
+    assert np.array_equal(found[0], found[1])
+    assert 0 < found[1].sum() < tile[..., 0].size
+
+
 @pytest.mark.parametrize("quality", [None, 75])
 def test_a_blank_slide_has_no_tissue_and_a_pale_one_has(quality: int | None) -> None:
     """A threshold that is fitted to the slide, such as Otsu's, would split both in two."""

@@ -288,9 +288,12 @@ def test_bombs_are_refused_at_once(tmp_path: Path) -> None:
     huge = dataclasses.replace(small, width=60_000, height=60_000, tile=(60_000, 60_000), data=data)
     write_tiff(tmp_path / "src" / "tile.tif", [huge])
     write_slide(tmp_path / "src" / "good.tif", picture(300, 200))
+    (tmp_path / "src" / "notes.txt").write_text("x")
     report, store = packed(tmp_path)
     assert len(store) == 1
     assert sorted(name for name, _ in report.failed) == ["bomb.tif", "tile.tif"]
+    counts = report.files, report.stored_files, report.failed_files, report.left_out_count
+    assert counts == (4, 1, 2, 1)
 
 
 def damaged(path: Path, whole: npt.NDArray[np.uint8], *, tile: int = 64) -> None:
@@ -336,6 +339,7 @@ def test_a_slide_of_bad_tiles_is_refused(tmp_path: Path) -> None:
     report, store = packed(tmp_path, tile=64)
     assert [store.key(n) for n in range(len(store))] == ["b"]
     assert "more than half of its tiles" in dict(report.failed)["a.tif"]
+    assert (report.files, report.stored_files, report.failed_files) == (2, 1, 1)
 
 
 def test_a_slide_that_vanishes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,6 +123,27 @@ def test_other_options_begin_anew(tmp_path: Path) -> None:
     assert pack_slides(source, out, tile=64, progress=False).digest == whole.digest
 
 
+def test_other_regions_are_other_work(tmp_path: Path) -> None:
+    """As many polygons of the same classes, elsewhere: what is there is not taken over."""
+    write_slide(tmp_path / "src" / "a.tif", picture(512, 384))
+    drawn = tmp_path / "a.geojson"
+    digests = []
+    for left in (0, 64):
+        ring = [[left, 0], [left + 64, 0], [left + 64, 64], [left, 64]]
+        drawn.write_text(json.dumps({"type": "Polygon", "coordinates": [ring]}))
+        report = pack_slides(
+            tmp_path / "src",
+            tmp_path / "x.lmdb",
+            annotations=drawn,
+            force=True,
+            progress=False,
+        )
+        work = Store(tmp_path / "x.lmdb").attrs["work"]
+        digests.append((work, report.digest))
+    assert digests[0][0] != digests[1][0]
+    assert digests[0][1] != digests[1][1]
+
+
 def test_a_large_slide_takes_the_memory_of_some_tiles(tmp_path: Path) -> None:
     """120 megapixels, 360 MB decoded: less than half of that, whatever the size."""
     one = jpeg_bytes(picture(512, 512), quality=60)

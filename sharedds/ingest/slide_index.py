@@ -4,10 +4,10 @@ A tile is cut into cells, squares of some pixels; a cell never spans two tiles. 
 nothing but the tile, so that the figures are the same in whatever order tiles are read, and a slide
 without tissue has none: no threshold is fitted, which would always split a slide in two.
 
-*Tissue*, where pixels are red, green and blue: stain has a colour, glass and shadow have none. The
-picture is reduced to means of 4 x 4 pixels, where noise and the colours that JPEG invents at edges
-are gone. A mean is tissue where its largest and smallest channel differ by more than 12 of 255, and
-the largest is over 30: what is darker was not scanned. *Elsewhere* (fluorescence, other channels):
+*Tissue*, where pixels are red, green and blue (of 16 bits the upper 8): stain has a colour, glass
+and shadow have none. The picture is reduced to means of 4 x 4 pixels, where noise and the colours
+that JPEG invents at edges are gone. A mean is tissue where its largest and smallest channel differ
+by more than 12 of 255, and the largest is over 30: what is darker was not scanned. *Elsewhere* (fluorescence, other channels):
 where any channel is over an eighth of the range of its dtype; for floats, over 0.125.
 
 *Sharpness*: the variance of the Laplacian (each pixel less the mean of its four neighbours, times
@@ -76,7 +76,9 @@ def statistics(tile: npt.NDArray[Any], *, cell: int, is_rgb: bool) -> CellStatis
         mean: npt.NDArray[Any] = np.rint(means).astype(np.uint8)
     else:
         mean = means.astype(np.float32)
-    if is_rgb and channels >= 3 and tile.dtype == np.uint8:
+    if is_rgb and channels >= 3 and tile.dtype in (np.uint8, np.uint16):
+        if tile.dtype == np.uint16:
+            small = _reduced((tile >> 8).astype(np.uint8), np.dtype(np.uint16))
         parts = np.outer(_sides(height, _MEAN), _sides(width, _MEAN)).astype(np.uint16)
         red, green, blue = (small[..., n] for n in range(3))
         most = np.maximum(np.maximum(red, green), blue)

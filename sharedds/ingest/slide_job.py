@@ -93,7 +93,7 @@ class SlideJob:
                     break
 
     def _work(self) -> str:
-        drawn = {key: [list(s.classes), len(s)] for key, s in self._shapes.items()}
+        drawn = {key: shapes.fingerprint for key, shapes in self._shapes.items()}
         names = [slide.key for slide in self.slides]
         options = json.dumps([self.recipe.to_json(), self.codec, names, drawn])
         return f"{self.found.fingerprint} {xxhash.xxh3_128_hexdigest(options.encode())}"

@@ -84,6 +84,10 @@ def fill_spool(
         classes=work.classes,
     )
     advance(len(spool), 0)
+    if spool.bad:
+        work.remarks.append(
+            f"an earlier run could not read {len(spool.bad):,} of its tiles, which are left out"
+        )
     first = 0
     limit = int(_MOST_BAD * work.plan.levels[0].tiles * len(work.plan.planes))
     for number, level in enumerate(work.plan.levels):

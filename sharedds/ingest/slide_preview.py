@@ -114,19 +114,25 @@ def _marked(
     cell = int(counts.attrs.get("cell", 1))
     values = counts[...]
     share = values.sum(dtype=np.int64) / (shape[0] * shape[1])
-    full = (values >= _LEAST_TISSUE * cell * cell).astype(np.uint8) * 255
-    rows, columns = full.shape
+    rows, columns = values.shape
+    inside = np.outer(_sides(shape[0], cell), _sides(shape[1], cell))  # pixels of each cell
+    full = (values >= _LEAST_TISSUE * inside).astype(np.uint8) * 255
     scale = plain.width / shape[1]
     whole = max(1, round(columns * cell * scale)), max(1, round(rows * cell * scale))
     mask = np.asarray(Image.fromarray(full).resize(whole, Image.Resampling.NEAREST))
     mask = mask[: plain.height, : plain.width] > 0
     pixels = np.asarray(plain).astype(np.float32)
-    inside = pixels[: mask.shape[0], : mask.shape[1]]
-    inside[mask] = inside[mask] * 0.65 + _TINT * 0.35
+    covered = pixels[: mask.shape[0], : mask.shape[1]]
+    covered[mask] = covered[mask] * 0.65 + _TINT * 0.35
     marked = Image.fromarray(pixels.astype(np.uint8))
     # A quarter of a tile is a cell: eight of them are a patch of two tiles.
     _outline(marked, values, cell, step=8, scale=scale)
     return marked, float(share)
+
+
+def _sides(size: int, cell: int) -> npt.NDArray[np.int64]:
+    """Return how many pixels of the slide each cell has along an axis."""
+    return np.minimum(cell, size - cell * np.arange(-(-size // cell)))
 
 
 def _outline(picture: Image.Image, counts: Values, cell: int, *, step: int, scale: float) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from sharedds.errors import SourceError
 
@@ -49,14 +50,18 @@ class Shapes:
     Args:
         polygons: In any order.
         passed_over: Geometries that are no regions.
+        fingerprint: Changes with the file they are from.
 
     Attributes:
         classes: Names of the classes that occur, sorted.
     """
 
-    def __init__(self, polygons: list[Polygon], *, passed_over: int = 0) -> None:
+    def __init__(
+        self, polygons: list[Polygon], *, passed_over: int = 0, fingerprint: str = ""
+    ) -> None:
         self.classes = tuple(sorted({each.class_name for each in polygons}))
         self.passed_over = passed_over
+        self.fingerprint = fingerprint
         self._polygons = polygons
         boxes = [_box(each.rings) for each in polygons]
         self._boxes = np.array(boxes, np.float64).reshape(-1, 4)
@@ -164,7 +169,8 @@ def read_shapes(path: str | os.PathLike[str]) -> Shapes:
     try:
         if os.path.getsize(name) > _MOST_BYTES:
             raise SourceError(f"{name}: over 1 GiB; split it", path=name)
-        data = msgspec.json.decode(Path(name).read_bytes())
+        raw = Path(name).read_bytes()
+        data = msgspec.json.decode(raw)
     except OSError as error:
         raise SourceError(f"{name}: cannot be read ({error.strerror})", path=name) from error
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
@@ -175,7 +181,7 @@ def read_shapes(path: str | os.PathLike[str]) -> Shapes:
         found = _polygons_of(feature, f"{name}: feature {number}", name)
         polygons += found
         passed_over += not found
-    return Shapes(polygons, passed_over=passed_over)
+    return Shapes(polygons, passed_over=passed_over, fingerprint=xxhash.xxh3_128_hexdigest(raw))
 
 
 def _features(data: Any, name: str) -> list[Any]:
