@@ -7,8 +7,9 @@ without tissue has none: no threshold is fitted, which would always split a slid
 *Tissue*, where pixels are red, green and blue (of 16 bits the upper 8): stain has a colour, glass
 and shadow have none. The picture is reduced to means of 4 x 4 pixels, where noise and the colours
 that JPEG invents at edges are gone. A mean is tissue where its largest and smallest channel differ
-by more than 12 of 255, and the largest is over 30: what is darker was not scanned. *Elsewhere* (fluorescence, other channels):
-where any channel is over an eighth of the range of its dtype; for floats, over 0.125.
+by more than 12 of 255, and the largest is over 30: what is darker was not scanned. *Elsewhere*
+(fluorescence, other channels): where any channel is over an eighth of the range of its dtype; for
+floats, over 0.125.
 
 *Sharpness*: the variance of the Laplacian (each pixel less the mean of its four neighbours, times
 four) of the green channel or the mean of all channels, 0 to 255, over the pixels of a cell that
