@@ -51,7 +51,10 @@ FLOORS: dict[int, tuple[Room, ...]] = {
             ),
         ),
         Room("progress"),
-        Room("handles", ("storage", "process", "mapped", "shared", "writable", "environment")),
+        Room(
+            "handles",
+            ("storage", "reading", "process", "mapped", "shared", "writable", "environment"),
+        ),
         Room(
             "codecs",
             (

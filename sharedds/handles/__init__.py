@@ -20,6 +20,7 @@ destructor that runs in the child may act on something that belongs to the paren
 from sharedds.handles.environment import open_environment, require_lmdb_path
 from sharedds.handles.mapped import MappedFile, Passing, map_file
 from sharedds.handles.process import ForkGate, MadeHere, Unforked, per_process, unsent
+from sharedds.handles.reading import read_at
 from sharedds.handles.shared import SharedFile, anonymous_file
 from sharedds.handles.storage import absolute_path, free_bytes, storage_errors
 from sharedds.handles.writable import Remade, SharedCounts, WritableFile, lock_file, unlock_file
@@ -41,6 +42,7 @@ __all__ = [
     "map_file",
     "open_environment",
     "per_process",
+    "read_at",
     "require_lmdb_path",
     "storage_errors",
     "unlock_file",

@@ -11,13 +11,12 @@ import array
 import contextlib
 import os
 import struct
-import threading
 from collections.abc import Iterable, Iterator
 
 import xxhash
 
 from sharedds.errors import StoreFormatError
-from sharedds.handles import storage_errors
+from sharedds.handles import read_at, storage_errors
 
 __all__ = ["TileSpool", "spool_path"]
 
@@ -48,7 +47,6 @@ class TileSpool:
         self._sizes = array.array("I")
         self._figures = array.array("I")
         self._bad: list[int] = []
-        self._lock = threading.Lock()  # one place in the file, and several threads
         head = _MAGIC + xxhash.xxh3_128_digest(purpose.encode())
         with storage_errors(path):
             self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - closed by close()
@@ -103,9 +101,8 @@ class TileSpool:
         head = _RECORD.pack(len(tile), len(figures), xxhash.xxh3_64_intdigest(body))
         with storage_errors(self._path):
             data = memoryview(head + body)
-            with self._lock:
-                while data:  # at the end, wherever was read before
-                    data = data[self._file.write(data) or 0 :]
+            while data:  # at the end, wherever was read before
+                data = data[self._file.write(data) or 0 :]
         self._note(self._end, len(tile), len(figures), is_bad=is_bad)
         self._end += len(head) + len(body)
 
@@ -139,12 +136,7 @@ class TileSpool:
         return data
 
     def _at(self, at: int, size: int) -> bytes:
-        with self._lock:
-            self._file.seek(at)
-            data = self._file.read(size) or b""
-            while len(data) < size and (more := self._file.read(size - len(data))):
-                data += more
-        return data
+        return read_at(self._file.fileno(), size, at)
 
     def close(self) -> None:
         """Close the file; it stays for a run that goes on."""

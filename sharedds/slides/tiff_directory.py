@@ -5,7 +5,6 @@ Values are read when they are asked for, and never more bytes than the file has.
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharedds.errors import DecodeError, SourceError
+from sharedds.handles import read_at
 from sharedds.slides.limits import MAX_DIRECTORIES, MAX_TEXT
 
 __all__ = ["Directory", "Numbers", "TiffSource", "is_tiff", "read_directories"]
@@ -67,7 +67,7 @@ class TiffSource:
                 path=self.path,
             )
         try:
-            data = os.pread(self.descriptor, length, at)
+            data = read_at(self.descriptor, length, at)
         except OSError as error:
             raise SourceError(
                 f"{self.path}: cannot be read ({error.strerror})", path=self.path

@@ -25,7 +25,7 @@ _Key = tuple[int, int, int, int]
 
 
 class TiffReader:
-    """Reads an open file by :func:`os.pread`, so threads may share it.
+    """Reads an open file from any place, so threads may share it.
 
     Decoded tiles are kept, up to 64 MiB (256 MiB of slides in strips, which may be 64 MiB each),
     for the next region that touches them.
