@@ -133,6 +133,7 @@ BENCHMARK = Benchmark(
     prepare=prepare,
     needs_pictures=False,
     rounds=3,
+    quick_cases=1,
 )
 
 if __name__ == "__main__":

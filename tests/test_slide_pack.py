@@ -467,6 +467,42 @@ def test_tissue_and_regions_are_counted_by_cell(tmp_path: Path) -> None:
         store.array(store.index_of("blank"), "label")
 
 
+@pytest.mark.parametrize("codec", ["keep", "auto"])
+def test_what_was_packed_is_trained_on(tmp_path: Path, codec: Any) -> None:
+    """Slides with tiles of several sizes have cells of one; patches show the tissue counted."""
+    side = 960
+    y, x = np.mgrid[0:side, 0:side]
+    disc = np.full((side, side, 3), 243, np.uint8)
+    disc[(x - 480) ** 2 + (y - 480) ** 2 < 300**2] = 200, 90, 150
+    for tile in (240, 256):
+        made = page(disc, tile=tile, compression="jpeg", tags=RESOLUTION)
+        write_tiff(tmp_path / "src" / f"{tile}.tif", [made])
+    _, store = packed(tmp_path, codec=codec)
+    assert store.attrs["cell"] == (16 if codec == "keep" else 64)
+    data = sharedds.SlideDataset(store.path, patch=sharedds.TissuePatches(96, min_tissue=0.9))
+    loader = sharedds.build_loader(data, batch_size=8, shuffle=True, seed=0, num_workers=0)
+    batches = list(loader)
+    assert sum(len(batch["image"]) for batch in batches) == len(data) > 30
+    for batch in batches:
+        pink = (batch["image"][:, 0] - batch["image"][:, 1].int() > 60).float().mean((1, 2))
+        assert (pink - batch["tissue"]).abs().max() < 0.1
+    assert {name for batch in batches for name in batch["slide"]} == {"240", "256"}
+
+
+def test_slides_are_found_out_by_content_too(tmp_path: Path) -> None:
+    """By a pyramid called .tif, a name that only scanners give, also with a codec for slides."""
+    write_slide(tmp_path / "src" / "a.tif", picture(1024, 768))
+    write_slide(tmp_path / "src" / "b.svs", picture(1024, 768))
+    for number, options in enumerate(({}, {"codec": "zstd"}, {"levels": 2})):
+        out = tmp_path / f"{number}.lmdb"
+        report = sharedds.pack(tmp_path / "src", out, progress=False, **options)  # type: ignore[arg-type]
+        assert (report.kind, report.samples) == ("slides", 2)
+    (tmp_path / "src" / "a.tif").unlink()
+    assert sharedds.pack(tmp_path / "src", tmp_path / "x.lmdb", progress=False).kind == "slides"
+    Image.fromarray(picture(64, 48)).save(tmp_path / "src" / "a.png")
+    assert sharedds.pack(tmp_path / "src", tmp_path / "y.lmdb", progress=False).kind == "images"
+
+
 def test_a_store_of_slides_is_verified_and_described(tmp_path: Path) -> None:
     """As any other."""
     write_slide(tmp_path / "src" / "a.tif", picture(600, 500))

@@ -49,9 +49,9 @@ def test_the_content_does_not_depend_on_workers(tmp_path: Path, workers: int, co
     assert several.digest == alone.digest
 
 
-@pytest.mark.parametrize("codec", ["jpeg", "zstd"])
-def test_a_run_that_is_killed_goes_on_inside_of_a_slide(tmp_path: Path, codec: Any) -> None:
+def test_a_run_that_is_killed_goes_on_inside_of_a_slide(tmp_path: Path) -> None:
     """To the same content, whenever it was killed, and with nothing left beside it."""
+    codec: Any = "zstd"
     source, out = some(tmp_path / "src"), tmp_path / "out.lmdb"
     whole = pack_slides(source, tmp_path / "whole.lmdb", tile=32, codec=codec, progress=False)
     seen = []

@@ -183,13 +183,23 @@ class BlockDecoder:
         codec: The codec they were encoded with.
         dtype: Dtype of the elements, byte order included.
         shuffle: Whether they were encoded with ``shuffle``.
+        blank: Gives what a block of no bytes shows, of a shape that can be spread over that of the
+            block; without it such a block is damaged.
 
     Raises:
         OptionError: Another codec, or a dtype of objects.
     """
 
-    def __init__(self, codec: str, dtype: DTypeLike, *, shuffle: bool) -> None:
+    def __init__(
+        self,
+        codec: str,
+        dtype: DTypeLike,
+        *,
+        shuffle: bool,
+        blank: Callable[[], NDArray[Any]] | None = None,
+    ) -> None:
         _require_codec(codec)
+        self._blank = blank
         self._codec = codec
         self._element = _plain(dtype)
         self._shuffled = shuffle and self._element.itemsize > 1
@@ -200,6 +210,8 @@ class BlockDecoder:
     ) -> Iterator[NDArray[Any]]:
         """Yield blocks, each to be read before the next one; as :func:`decode_block` otherwise.
 
+        Those of no bytes are views of what they show, which take no memory.
+
         Args:
             stored: What :func:`encode_block` returned; taken a few at a time.
             shapes: The shape of each block; neighbours of one shape are decoded together.
@@ -209,6 +221,12 @@ class BlockDecoder:
         """
         run: list[BytesLike] = []
         for at, (data, shape) in enumerate(zip(stored, shapes, strict=True), 1):
+            if self._blank is not None and not len(data) and 0 not in shape:
+                if run:
+                    yield from self._decode_run(run, shapes[at - 2])
+                    run = []
+                yield np.broadcast_to(self._blank(), shape)
+                continue
             run.append(data)
             full = (len(run) + 1) * math.prod(shape) * self._element.itemsize > _RUN
             if full or at == len(shapes) or shapes[at] != shape:

@@ -7,6 +7,7 @@ not wanted. Other files are decoded down to the last row that is wanted.
 
 from __future__ import annotations
 
+import struct
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,8 @@ from sharedds.codecs.jpeg_layout import Layout
 
 __all__ = ["Cut", "cut_out", "upper_rows"]
 
-_WORTH_WHILE = 8  # a part of the pixels that has to be saved to pay for the copy
+_WORTH_WHILE = 32  # a part of the rows that has to be saved to pay for the copy
+_WORTH_CUTTING = 8  # a part of the pixels that has to be saved to pay for looking at the runs
 _MARGIN = 4  # rows below the last one wanted, whose colours take part in it
 
 
@@ -67,7 +69,7 @@ def cut_out(data: BytesLike, layout: Layout, part: tuple[slice, ...]) -> Cut | N
     start = top * down, left * step
     size = min(bottom * down, header.height) - start[0], min(right * step, header.width) - start[1]
     whole = header.height * header.width
-    if size[0] * size[1] + whole // _WORTH_WHILE > whole:
+    if size[0] * size[1] + whole // _WORTH_CUTTING > whole:
         return None
     coded = np.frombuffer(data, np.uint8)[len(layout.prefix) :]
     ends = _ends(coded, grid[0] * grid[1])
@@ -114,5 +116,5 @@ def _ends(
 def _sized(layout: Layout, size: tuple[int, int]) -> bytearray:
     headers = bytearray(layout.ready)
     at = layout.height_at
-    headers[at : at + 4] = size[0].to_bytes(2, "big") + size[1].to_bytes(2, "big")
+    headers[at : at + 4] = struct.pack(">HH", *size)
     return headers

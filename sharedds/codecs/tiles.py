@@ -24,6 +24,7 @@ __all__ = ["TILE_CODECS", "TileDecoder", "encode_tile", "tile_problem"]
 
 TILE_CODECS = ("jpeg", "png", "webp")
 LARGEST = 4096  # pixels along a side: a tile may be larger than its block, up to this
+MOST_PIXELS = 1 << 26  # of a tile: what a few bytes can make a decoder fill
 
 _CHANNELS = {"jpeg": (1, 3), "png": (1, 3, 4), "webp": (3, 4)}
 _DTYPES = {"jpeg": ("uint8",), "png": ("uint8", "uint16"), "webp": ("uint8",)}
@@ -48,6 +49,8 @@ def tile_problem(codec: str, dtype: DTypeLike, shape: Sequence[int]) -> str | No
         return f"axes before (y, x, channels) have tiles of 1, not {tuple(shape)}"
     if not 1 <= min(shape[-3:-1]) <= max(shape[-3:-1]) <= _SIDES[codec]:
         return f"sides of {codec} tiles are 1 to {_SIDES[codec]:,} pixels, not {tuple(shape)}"
+    if shape[-3] * shape[-2] > MOST_PIXELS:
+        return f"tiles have up to {MOST_PIXELS:,} pixels, not {tuple(shape)}"
     return None
 
 

@@ -12,12 +12,13 @@ from typing import Any, Literal, TypedDict, get_args
 from sharedds.errors import OptionError, SharedDSError
 from sharedds.folder import ClassLevel, FolderIndex
 from sharedds.ingest.options import PathLike, shown
-from sharedds.ingest.slide_scan import holds_only_slides
+from sharedds.ingest.slide_scan import SLIDE_ENDINGS, holds_only_slides
 from sharedds.ingest.volume_scan import contents, is_volume_name
 from sharedds.text import printable
 from sharedds.volumes.opening import is_dicom
 
 __all__ = [
+    "HoldsSlidesError",
     "HoldsVolumesError",
     "Kind",
     "PackOptions",
@@ -104,6 +105,10 @@ _CODECS = {
 }
 
 
+class HoldsSlidesError(Exception):
+    """A folder that was scanned for pictures turned out to hold slides."""
+
+
 class HoldsVolumesError(Exception):
     """A folder that was scanned for pictures turned out to hold volumes."""
 
@@ -112,7 +117,7 @@ def is_for_slides(root: str, kind: Kind, options: Mapping[str, Any]) -> bool:
     """Return whether slides are to be packed.
 
     Without being told, only where all pictures of the folder are slides: files of scanners' makers,
-    or with levels. An ordinary picture ends the search.
+    or with levels. Where pictures are looked for first, their scan tells: :func:`check_pictures`.
 
     Args:
         root: The folder.
@@ -126,12 +131,17 @@ def is_for_slides(root: str, kind: Kind, options: Mapping[str, Any]) -> bool:
         _require_known(options)
         check_options(root, "slide", options, what="is packed as")
         return True
-    if kind != "auto" or not holds_only_slides(
-        root, include_hidden=bool(options.get("include_hidden"))
-    ):
-        return False
-    if options.keys() & (_OWN["volume"] | _OWN["image"]) - _OWN["slide"]:
+    if kind != "auto" or options.get("codec") not in _CODECS["volume"]:
+        return False  # the scan for pictures tells: see check_pictures
+    return _holds_slides(root, options)
+
+
+def _holds_slides(root: str, options: Mapping[str, Any]) -> bool:
+    """Return whether a folder holds slides alone, and no option says otherwise."""
+    if options.keys() & (_OWN["volume"] | _OWN["image"]) - _OWN["slide"] - {"on_estimate"}:
         return False  # who writes them knows what is there
+    if not holds_only_slides(root, include_hidden=bool(options.get("include_hidden"))):
+        return False
     check_options(root, "slide", options)
     return True
 
@@ -183,9 +193,12 @@ def check_pictures(index: FolderIndex, options: Mapping[str, Any]) -> None:
 
     Raises:
         HoldsVolumesError: The folder holds volumes and no pictures.
+        HoldsSlidesError: All its pictures are slides.
         OptionError: It holds both, or volumes and an option is for pictures.
     """
     pictures = any(index.has_extension(number) for number in range(len(index)))
+    if _may_be_slides(index) and _holds_slides(index.root, options):
+        raise HoldsSlidesError
     if pictures:
         named = (item.example for item in index.left_out if item.kind == "extension")
         if any(map(is_volume_name, named)) or _slices_among(index):
@@ -195,6 +208,14 @@ def check_pictures(index: FolderIndex, options: Mapping[str, Any]) -> None:
     if found == "volume":
         check_options(index.root, "volume", options)
         raise HoldsVolumesError
+
+
+def _may_be_slides(index: FolderIndex) -> bool:
+    """Return whether no picture that was found is one that is no slide, as far as names tell."""
+    if len(index):
+        return index.paths.bytes(0).lower().endswith((b".tif", b".tiff", *SLIDE_ENDINGS))
+    named = (item.example for item in index.left_out if item.kind == "extension")
+    return any(os.fsencode(name).lower().endswith(SLIDE_ENDINGS) for name in named)
 
 
 def _slices_among(index: FolderIndex) -> bool:

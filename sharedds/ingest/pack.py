@@ -21,6 +21,7 @@ from sharedds.ingest.examine import examine, remarks_on_folder
 from sharedds.ingest.images import Codec, ImageRecipe
 from sharedds.ingest.job import Job, bad_file, nothing_packed
 from sharedds.ingest.kinds import (
+    HoldsSlidesError,
     HoldsVolumesError,
     Kind,
     PackOptions,
@@ -73,21 +74,22 @@ def pack(
         StorageFullError: Not enough room; what is done is kept and goes on with the same call.
         DecodeError: A bad file, with ``on_error="raise"``.
     """
-    if is_for_slides(path_of("source", source), kind, options):
-        options.pop("on_estimate", None)
-        slides: Callable[..., PackReport] = pack_slides
-        return slides(source, out, **options)
-    volumes = is_for_volumes(path_of("source", source), kind, options)
-    if not volumes:
-        given: dict[str, Any] = dict(options)
-        if volumes is None:
-            given["on_scan"] = lambda index: check_pictures(index, options)
-        try:
-            return pack_images(source, out, **given)
-        except HoldsVolumesError:
-            pass
-    options.pop("on_estimate", None)
     verb: Callable[..., PackReport] = pack_volumes
+    if is_for_slides(path_of("source", source), kind, options):
+        verb = pack_slides
+    else:
+        volumes = is_for_volumes(path_of("source", source), kind, options)
+        if not volumes:
+            given: dict[str, Any] = dict(options)
+            if volumes is None:
+                given["on_scan"] = lambda index: check_pictures(index, options)
+            try:
+                return pack_images(source, out, **given)
+            except HoldsSlidesError:
+                verb = pack_slides
+            except HoldsVolumesError:
+                pass
+    options.pop("on_estimate", None)
     return verb(source, out, **options)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ from sharedds.errors import DecodeError, SchemaError, SourceError
 from sharedds.ingest.job import bad_file
 from sharedds.ingest.places import clear_published, other_work
 from sharedds.ingest.report import FailureLog, PackReport
+from sharedds.ingest.slide_index import cell_of
 from sharedds.ingest.slide_prepare import SlideWork, fill_spool, sample_of
 from sharedds.ingest.slide_recipe import SlidePlan, SlideRecipe
 from sharedds.ingest.slide_scan import FoundSlide, FoundSlides
@@ -64,6 +67,10 @@ class SlideJob:
         self.classes = tuple(sorted({c for each in self._shapes.values() for c in each.classes}))
         self.plans: dict[str, SlidePlan] = {}
         self.slides = [slide for slide in found.slides if self._planned(slide)]
+        sides = [side for plan in self.plans.values() for side in plan.levels[0].tile]
+        self.cell = cell_of(math.gcd(*sides)) if sides else 0  # one for all slides
+        for key, plan in self.plans.items():
+            self.plans[key] = dataclasses.replace(plan, cell=self.cell)
         self.work = self._work()
 
     def _planned(self, slide: FoundSlide) -> bool:
@@ -164,6 +171,7 @@ class SlideJob:
             attrs={
                 "kind": "slide",
                 "tile": self.recipe.tile,
+                "cell": self.cell,
                 "class_names": list(self.classes),
                 "options": self.recipe.to_json(),
                 "work": self.work,

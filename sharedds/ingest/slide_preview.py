@@ -125,8 +125,8 @@ def _marked(
     covered = pixels[: mask.shape[0], : mask.shape[1]]
     covered[mask] = covered[mask] * 0.65 + _TINT * 0.35
     marked = Image.fromarray(pixels.astype(np.uint8))
-    # A quarter of a tile is a cell: eight of them are a patch of two tiles.
-    _outline(marked, values, cell, step=8, scale=scale)
+    tile = min(source.array(index, "image").chunk[-3:-1])
+    _outline(marked, values, cell, step=max(1, 2 * tile // cell), scale=scale)
     return marked, float(share)
 
 

@@ -16,11 +16,12 @@ from sharedds.ingest.volume_scan import Found, files_of, names_of, reason_of
 from sharedds.packed import encode_text
 from sharedds.slides import SlideFile, is_slide, recognise
 
-__all__ = ["FoundSlide", "FoundSlides", "find_slides", "holds_only_slides"]
+__all__ = ["SLIDE_ENDINGS", "FoundSlide", "FoundSlides", "find_slides", "holds_only_slides"]
 
 _TRIED = 200
 _DOUBLE = (".ome.tif", ".ome.tiff", ".ome.btf")
-_SLIDES = (b".svs", b".ndpi", b".mrxs", b".scn", b".vms", b".vmu", b".bif", b".tif", b".tiff")
+SLIDE_ENDINGS = (b".svs", b".ndpi", b".mrxs", b".scn", b".vms", b".vmu", b".bif", b".svslide")
+_SLIDES = (*SLIDE_ENDINGS, b".tif", b".tiff")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 import math
-import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sharedds.codecs import TILE_CODECS, BlockDecoder, Scratch, TileDecoder, encode_block
+from sharedds.codecs import TILE_CODECS, BlockDecoder, Scratch, TileDecoder, tile_problem
 from sharedds.errors import (
     CorruptDataError,
     DecodeError,
     OptionError,
-    SampleIndexError,
     SchemaError,
     StoreFormatError,
 )
 from sharedds.store.array_meta import ArrayMeta
 from sharedds.store.block_cache import BlockCache
 from sharedds.store.regions import (
-    PADDINGS,
     Owner,
     Piece,
     Region,
     Scale,
     copy_rows,
+    filling,
     normalise,
     pieces_of,
     whole,
+    whole_patch,
     window_of,
 )
 
@@ -85,14 +85,29 @@ class ChunkedArray:
         self.first_block = sum(each.blocks for each in meta.levels[:level])
         self.tables = self._level.tables
         self.colour = self._level.colour
-        self._tiles: TileDecoder | None = None
-        if codec in TILE_CODECS:
+        self._others: dict[int, ChunkedArray] = {}
+        self._tiles = self._tile_decoder() if codec in TILE_CODECS else None
+
+    def _tile_decoder(self) -> TileDecoder:
+        """Return what decodes the tiles of this level.
+
+        Raises:
+            StoreFormatError: There are no such tiles.
+        """
+        largest = [min(c, n) if n else c for c, n in zip(self.chunk, self.shape, strict=True)]
+        problem: object = tile_problem(self.codec, self.dtype, largest)
+        if problem is None:
             try:
-                self._tiles = TileDecoder(
-                    codec, self.dtype, tables=self.tables, colour=self.colour, scratch=scratch
+                return TileDecoder(
+                    self.codec,
+                    self.dtype,
+                    tables=self.tables,
+                    colour=self.colour,
+                    scratch=self._scratch,
                 )
             except (DecodeError, OptionError) as error:
-                raise owner.error(StoreFormatError, f"level {level}: {error}") from error
+                problem = error
+        raise self.owner.error(StoreFormatError, f"level {self._number}: {problem}")
 
     @property
     def ndim(self) -> int:
@@ -133,19 +148,26 @@ class ChunkedArray:
         Raises:
             SchemaError: No such level.
         """
-        if not 0 <= number < len(self._meta.levels):
+        if number == self._number:
+            return self
+        known = self._others.get(number)
+        if known is not None:
+            return known
+        whole_number = isinstance(number, int | np.integer)
+        if not whole_number or not 0 <= number < len(self._meta.levels):
             raise self.owner.error(
-                SchemaError, f"no level {number}, it has {len(self._meta.levels)}"
+                SchemaError, f"no level {number!r}, it has {len(self._meta.levels)}"
             )
-        return ChunkedArray(
+        self._others[number] = other = ChunkedArray(
             self._meta,
             self.codec,
             self._read_blocks,
             self.owner,
-            number,
+            int(number),
             cache=self._cache,
             scratch=self._scratch,
         )
+        return other
 
     def __getitem__(self, region: Any) -> npt.NDArray[Any]:
         slices, squeeze = normalise(region, self.shape, self.owner)
@@ -198,7 +220,7 @@ class ChunkedArray:
             SampleIndexError: Padding that repeats an array which has nothing to repeat.
             CorruptDataError: A block is damaged.
         """
-        starts, sizes = self._whole_patch(start, size, padding)
+        starts, sizes = whole_patch(start, size, padding, self.shape, self.owner)
         dtype = np.dtype(np.float32) if scaled else self.dtype
         if out is None:
             out = np.empty(sizes, dtype)
@@ -215,56 +237,32 @@ class ChunkedArray:
             out[...] = values[np.ix_(*window.sources)]
             return out
         if not window.inside:
-            out[...] = self.constant(fill, dtype)
+            out[...] = self.outside(fill, starts[-1:], sizes[-1:], dtype)
         self._fill(window.region, out[window.places], scaled=scaled)
         return out
 
-    def constant(self, fill: Any, dtype: np.dtype[Any] | None = None) -> npt.NDArray[Any]:
-        """Return what stands around an array: one number, or one for each of the last axis.
+    def outside(
+        self,
+        fill: float | Sequence[float] | None,
+        start: tuple[int, ...],
+        size: tuple[int, ...],
+        dtype: np.dtype[Any] | None = None,
+    ) -> npt.NDArray[Any]:
+        """Return what stands around an array, for a part of its last axis.
 
-        Raises:
-            SchemaError: Its dtype does not hold them.
+        Args:
+            fill: One number, one for each of the last axis, or None for the background.
+            start: Where the part begins.
+            size: How long it is.
+            dtype: Of what is filled; as stored by default.
         """
-        wanted = self.dtype if dtype is None else dtype
-        try:
-            given = np.asarray(fill, np.float64)
-            values = given.astype(wanted)
-            fits = wanted.kind == "f" or np.array_equal(values, given)
-            fits = fits and given.shape in ((), (1,), self.shape[-1:])
-        except (TypeError, ValueError, OverflowError):
-            fits = False
-        if not fits:
-            raise self.owner.error(SchemaError, f"fill {fill!r} does not fit {wanted}")
-        return values
+        values = self.background if fill is None else self._filling(fill, dtype)
+        if values.size == 1 or (start, size) == ((0,), self.shape[-1:]):
+            return values
+        return values[np.clip(np.arange(start[0], start[0] + size[0]), 0, len(values) - 1)]
 
-    def _whole_patch(
-        self, start: Sequence[int], size: Sequence[int], padding: str
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return start and size for all axes."""
-        try:
-            starts = [operator.index(n) for n in start]
-            sizes = [operator.index(n) for n in size]
-        except TypeError as error:
-            raise self.owner.error(
-                SchemaError, f"a patch at {start} of {size}: whole numbers are needed"
-            ) from error
-        if len(starts) != len(sizes) or len(starts) > self.ndim or min(sizes, default=0) < 0:
-            raise self.owner.error(
-                SchemaError,
-                f"a patch at {starts} of {sizes}: one start and one size, 0 or more, for each of "
-                f"up to {self.ndim} axes",
-            )
-        if padding not in PADDINGS:
-            raise self.owner.error(
-                SchemaError, f"padding {padding!r}; one of {', '.join(PADDINGS)}"
-            )
-        leading = self.ndim - len(starts)
-        sides = self.shape[leading:]
-        if padding != "constant" and any(n == 0 < p for n, p in zip(sides, sizes, strict=True)):
-            raise self.owner.error(
-                SampleIndexError, f"shape {self.shape} has nothing that could be repeated"
-            )
-        return (0,) * leading + tuple(starts), self.shape[:leading] + tuple(sizes)
+    def _filling(self, fill: Any, dtype: np.dtype[Any] | None = None) -> npt.NDArray[Any]:
+        return filling(fill, self.dtype if dtype is None else dtype, self.shape[-1:], self.owner)
 
     def stored(self, numbers: Iterable[int]) -> Iterator[memoryview]:
         """Yield blocks of this level as they are stored, compared with their checksums.
@@ -292,7 +290,7 @@ class ChunkedArray:
             if len(pieces) == 1 and self._tiles is None:
                 for piece, block in self._blocks(pieces):
                     part = block[piece.inner]
-                    return part if self.codec == "raw" else part.copy()
+                    return part if self.codec == "raw" and not _is_blank(block) else part.copy()
         out = np.empty(shape, self.dtype)
         self._fill(region, out)
         return out
@@ -309,8 +307,13 @@ class ChunkedArray:
             scale.apply(out)
             return
         late = out.dtype == self.dtype or self.codec == "raw"  # scaled when all is there
-        room = np.empty(0 if late else math.prod(self.chunk), out.dtype)
+        largest = (min(c, n) for c, n in zip(self.chunk, self.shape, strict=True))
+        room = np.empty(0 if late else math.prod(largest), out.dtype)
         for piece, block in self._blocks(pieces_of(region, self.shape, self.chunk)):
+            if not late and _is_blank(block):
+                out[piece.outer] = block[piece.inner]
+                scale.apply(out[piece.outer])
+                continue
             if not late:  # converted as a whole, while the processor has it at hand
                 values = room[: block.size].reshape(block.shape)
                 np.copyto(values, block, casting="unsafe")
@@ -332,7 +335,7 @@ class ChunkedArray:
             CorruptDataError: It is damaged.
         """
         if not len(data) or self._tiles is None:
-            out[...] = self.background
+            out[...] = np.broadcast_to(self.background, piece.shape)[piece.inner]
             return
         try:
             self._tiles.read(data, piece.shape, piece.inner, out)
@@ -344,7 +347,7 @@ class ChunkedArray:
         """What blocks that are not there show: one number for each channel, 0 where not known."""
         given = self.attrs.get("background")
         try:
-            return self.constant(0 if given is None else given)
+            return self._filling(0 if given is None else given)
         except SchemaError as error:
             raise self.owner.error(StoreFormatError, f"its background is {given!r}") from error
 
@@ -367,8 +370,10 @@ class ChunkedArray:
         for piece in pieces:
             block = kept[piece.number]
             if block is None:
-                block = next(fresh)[1].copy()
-                cache.put(self._key(piece.number), block)
+                block = next(fresh)[1]
+                if not _is_blank(block):
+                    block = block.copy()
+                    cache.put(self._key(piece.number), block)
             yield piece, block
 
     def _decoded(self, pieces: list[Piece]) -> Iterator[tuple[Piece, npt.NDArray[Any]]]:
@@ -377,31 +382,28 @@ class ChunkedArray:
         stored = self._read_blocks(self._number, [piece.number for piece in pieces])
         if self._tiles is not None:
             for piece, data in zip(pieces, stored, strict=True):
-                block = np.empty(piece.shape, self.dtype)
-                self.read_tile(piece._replace(inner=whole(piece.shape)), data, block)
-                yield piece, block
+                yield piece, self._whole_tile(piece, data)
             return
         shapes = [piece.shape for piece in pieces]
-        decoder = BlockDecoder(self.codec, self.dtype, shuffle=self._meta.shuffle)
+        shuffle = self._meta.shuffle
+        blank = functools.partial(getattr, self, "background")
+        decoder = BlockDecoder(self.codec, self.dtype, shuffle=shuffle, blank=blank)
         done = 0
         try:
-            blocks = decoder.decode_all(self._all_there(stored, shapes), shapes)
+            blocks = decoder.decode_all(stored, shapes)
             for piece, block in zip(pieces, blocks, strict=True):
                 yield piece, block
                 done += 1
         except DecodeError as error:
             raise self._damaged(pieces[done].number, error) from error
 
-    def _all_there(
-        self, stored: Iterable[memoryview], shapes: list[tuple[int, ...]]
-    ) -> Iterator[memoryview | bytes]:
-        """Yield stored blocks, and the background, coded as they are, for those without bytes."""
-        for data, shape in zip(stored, shapes, strict=True):
-            if len(data):
-                yield data
-            else:
-                block = np.broadcast_to(self.background, shape).astype(self.dtype)
-                yield encode_block(block, self.codec, shuffle=self._meta.shuffle)
+    def _whole_tile(self, piece: Piece, data: memoryview) -> npt.NDArray[Any]:
+        """Return a tile; one that is not there takes no memory, whatever size it should have."""
+        if not len(data):
+            return np.broadcast_to(self.background, piece.shape)
+        block = np.empty(piece.shape, self.dtype)
+        self.read_tile(piece._replace(inner=whole(piece.shape)), data, block)
+        return block
 
     def _damaged(self, number: int, error: DecodeError) -> CorruptDataError:
         return self.owner.error(CorruptDataError, f"level {self._number}, block {number}: {error}")
@@ -426,9 +428,16 @@ class ChunkedArray:
             return
         stored = self._read_blocks(self._number, [piece.number for piece in pieces])
         for piece, data, out in zip(pieces, stored, outs, strict=True):
-            room = np.empty(piece.shape, self.dtype) if out is None else None
-            self.read_tile(piece, data, room if out is None else out)
-            yield piece.number, room
+            if out is None:
+                yield piece.number, self._whole_tile(piece, data)
+            else:
+                self.read_tile(piece, data, out)
+                yield piece.number, None
 
     def _key(self, number: int) -> tuple[int, str, int, int]:
         return self.owner.sample, self.owner.field, self._number, number
+
+
+def _is_blank(block: npt.NDArray[Any]) -> bool:
+    """Whether a block was not there: a few numbers, shown again and again."""
+    return 0 in block.strides

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from sharedds.codecs import TILE_CODECS
 from sharedds.errors import OptionError
 from sharedds.store.array_meta import ArrayMeta, parse_meta
 from sharedds.store.blocking import PatchCost, block_shape, patch_cost
@@ -93,7 +94,7 @@ def patch_info(path: str | os.PathLike[str], patch: Sequence[int]) -> tuple[Patc
     """Say what random patches of a store cost: blocks and bytes touched, and after a repack.
 
     Only descriptions are read. A patch that is larger than an array is the whole of it; leading
-    axes (channels, steps) are whole.
+    axes (channels, steps) are whole. Two numbers count pixels where an array is cut into tiles.
 
     Args:
         path: The store.
@@ -120,7 +121,8 @@ def patch_info(path: str | os.PathLike[str], patch: Sequence[int]) -> tuple[Patc
                 if len(meta.levels[0].shape) >= len(size)
             )
             if kinds:
-                answers.append(_patch_cost(field.name, size, kinds))
+                tiled = field.codec in TILE_CODECS
+                answers.append(_patch_cost(field.name, size, kinds, tiled=tiled))
     return tuple(answers)
 
 
@@ -133,15 +135,22 @@ def _descriptions(store: Store, field: str) -> Iterator[ArrayMeta]:
 
 
 def _patch_cost(
-    field: str, patch: tuple[int, ...], kinds: Counter[tuple[tuple[int, ...], tuple[int, ...], int]]
+    field: str,
+    patch: tuple[int, ...],
+    kinds: Counter[tuple[tuple[int, ...], tuple[int, ...], int]],
+    *,
+    tiled: bool,
 ) -> PatchInfo:
     now, then = [], []
     chunks: Counter[tuple[int, ...]] = Counter()
     better: Counter[tuple[int, ...]] = Counter()
     for (shape, chunk, itemsize), count in kinds.items():
-        leading = len(shape) - len(patch)
-        whole = tuple(max(1, n) for n in shape[:leading]) + patch
-        best = (1,) * leading + block_shape(shape[leading:], itemsize, patch=patch)
+        part = (*patch, shape[-1]) if tiled and len(patch) == 2 else patch  # channels are whole
+        leading = len(shape) - len(part)
+        whole = tuple(max(1, n) for n in shape[:leading]) + part
+        best = (1,) * leading + block_shape(shape[leading:], itemsize, patch=part)
+        if tiled:  # pictures stay as they were cut
+            best = chunk
         chunks[chunk] += count
         better[best] += count
         now.append((count, patch_cost(shape, itemsize, chunk, whole)))

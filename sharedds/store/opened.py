@@ -167,6 +167,20 @@ class OpenedStore:
         """Return packed strings."""
         return TextColumn(self.column(name), self.column(f"{name}@ends"))
 
+    def find(self, key: bytes) -> int | None:
+        """Return the number of the sample with a key: a binary search in the file."""
+        hashes, order, keys = self.column("@key@hash"), self.column("@key@order"), self.text("@key")
+        value = np.uint64(xxhash.xxh3_64_intdigest(key))
+        low, high = 0, len(hashes)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if hashes[middle] < value else (low, middle)
+        while low < len(hashes) and hashes[low] == value:
+            if keys.bytes(order[low]) == key:
+                return int(order[low])
+            low += 1
+        return None
+
     def entry_range(self, sample: int, field: str) -> tuple[int, int]:
         """Return the numbers of the first entry of (sample, field) and of the one behind."""
         at = sample * len(self.chunked) + self.chunked[field]

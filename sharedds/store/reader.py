@@ -8,9 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, SupportsIndex
 
 import msgspec
-import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from sharedds.codecs import TILE_CODECS, Scratch
 from sharedds.errors import (
@@ -31,7 +29,7 @@ from sharedds.store.layout import FieldSpec
 from sharedds.store.opened import OpenedStore, resolve
 from sharedds.store.pictures import as_array, picture
 from sharedds.store.requests import (
-    Request,
+    checked_requests,
     entries_touched,
     read_regions,
     read_scaled,
@@ -40,6 +38,7 @@ from sharedds.store.requests import (
 __all__ = ["DEFAULT_CACHE", "Store"]
 
 DEFAULT_CACHE = 64 << 20  # bytes of decoded blocks, where a cache is asked for
+_KNOWN = 64  # arrays of tiles that are known in a process, of a few kB each
 
 
 class Store:
@@ -91,6 +90,11 @@ class Store:
     def _scratch(self) -> Scratch:
         """Memory for tiles of which a part is wanted."""
         return Scratch()
+
+    @per_process
+    def _tiled(self) -> dict[tuple[int, str], ChunkedArray]:
+        """Arrays of tiles that were read before: to describe one anew takes as long as a tile."""
+        return {}
 
     @per_process
     def _blocks(self) -> BlockCache:
@@ -196,27 +200,13 @@ class Store:
             SampleKeyError: No sample has it.
         """
         wanted = encode_text(key)
-        found = self._search(wanted) if self.header.keyed else self._number(wanted)
+        found = self.opened.find(wanted) if self.header.keyed else self._number(wanted)
         if found is None:
             text = wanted.decode("utf-8", "backslashreplace")
             raise SampleKeyError(
                 f"{self.path}: no sample with the key {text!r}", path=self.path, key=text
             )
         return found
-
-    def _search(self, wanted: bytes) -> int | None:
-        hashes, order = self.column("@key@hash"), self.column("@key@order")
-        keys = self.opened.text("@key")
-        value = np.uint64(xxhash.xxh3_64_intdigest(wanted))
-        low, high = 0, len(hashes)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (middle + 1, high) if hashes[middle] < value else (low, middle)
-        while low < len(hashes) and hashes[low] == value:
-            if keys.bytes(order[low]) == wanted:
-                return int(order[low])
-            low += 1
-        return None
 
     def _number(self, wanted: bytes) -> int | None:
         number = int(wanted) if wanted.isdigit() and len(wanted) < 20 else -1
@@ -329,6 +319,10 @@ class Store:
         """
         position = self._position(index)
         spec = self._field(field, "image", "blocks")
+        is_tiled = spec.kind == "blocks" and spec.codec in TILE_CODECS
+        known = self._tiled.get((position, field)) if is_tiled else None
+        if known is not None:
+            return known
         owner = Owner(self.path, position, field)
         if spec.kind == "image":
             image = picture(self.opened, self.attrs, field, position)
@@ -352,10 +346,15 @@ class Store:
                 starts[level], numbers, position, field, once=spec.codec == "raw"
             )
 
-        scratch = self._scratch if spec.codec in TILE_CODECS else None
-        return ChunkedArray(
+        scratch = self._scratch if is_tiled else None
+        array = ChunkedArray(
             meta, spec.codec, read_blocks, owner, cache=self._block_cache, scratch=scratch
         )
+        if is_tiled:
+            if len(self._tiled) >= _KNOWN:
+                self._tiled.clear()
+            self._tiled[position, field] = array
+        return array
 
     def read_mpp(
         self,
@@ -425,11 +424,9 @@ class Store:
                 arrays[sample] = self.array(sample, field)
             return arrays[sample].level(level)
 
-        wanted = [
-            Request(self._position(sample), level, tuple(start), tuple(size))
-            for sample, level, start, size in requests
-        ]
-        if self._field(field, "image", "blocks").kind == "blocks":
+        wanted = checked_requests(requests, self._position, self.path)
+        spec = self._field(field, "image", "blocks")
+        if spec.kind == "blocks":
             self.opened.advise(
                 entries_touched(wanted, array_of, lambda n: self.opened.entry_range(n, field)[0])
             )

@@ -20,9 +20,11 @@ __all__ = [
     "Scale",
     "Window",
     "copy_rows",
+    "filling",
     "normalise",
     "pieces_of",
     "whole",
+    "whole_patch",
     "window_of",
 ]
 
@@ -146,6 +148,41 @@ def pieces_of(region: Region, shape: tuple[int, ...], chunk: tuple[int, ...]) ->
     return found
 
 
+def whole_patch(
+    start: Sequence[int],
+    size: Sequence[int],
+    padding: str,
+    shape: tuple[int, ...],
+    owner: Owner,
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return start and size of a patch for all axes: those before the ones given are whole.
+
+    Raises:
+        SchemaError: More axes than there are, no whole numbers, a negative size, another padding.
+        SampleIndexError: Padding that repeats an array which has nothing to repeat.
+    """
+    try:
+        starts = [operator.index(n) for n in start]
+        sizes = [operator.index(n) for n in size]
+    except TypeError as error:
+        raise owner.error(
+            SchemaError, f"a patch at {start} of {size}: whole numbers are needed"
+        ) from error
+    if len(starts) != len(sizes) or len(starts) > len(shape) or min(sizes, default=0) < 0:
+        raise owner.error(
+            SchemaError,
+            f"a patch at {starts} of {sizes}: one start and one size, 0 or more, for each of "
+            f"up to {len(shape)} axes",
+        )
+    if padding not in PADDINGS:
+        raise owner.error(SchemaError, f"padding {padding!r}; one of {', '.join(PADDINGS)}")
+    leading = len(shape) - len(starts)
+    sides = shape[leading:]
+    if padding != "constant" and any(n == 0 < p for n, p in zip(sides, sizes, strict=True)):
+        raise owner.error(SampleIndexError, f"shape {shape} has nothing that could be repeated")
+    return (0,) * leading + tuple(starts), shape[:leading] + tuple(sizes)
+
+
 def whole(shape: Sequence[int]) -> Region:
     """Return the region that is all of an array."""
     return tuple(slice(0, n) for n in shape)
@@ -210,6 +247,33 @@ def _repeated(start: int, size: int, side: int, padding: str) -> npt.NDArray[np.
     period = 2 * (side - 1)
     rows %= period
     return np.where(rows >= side, period - rows, rows)
+
+
+def filling(
+    fill: Any, dtype: np.dtype[Any], channels: tuple[int, ...], owner: Owner
+) -> npt.NDArray[Any]:
+    """Return what stands around an array: one number, or one for each of the last axis.
+
+    Args:
+        fill: The numbers.
+        dtype: Of the result.
+        channels: Length of the last axis, if there is one.
+        owner: Whose array it is.
+
+    Raises:
+        SchemaError: The dtype does not hold them, or there are more or fewer.
+    """
+    try:
+        given = np.asarray(fill, np.float64)
+        with np.errstate(invalid="ignore", over="ignore"):
+            values = given.astype(dtype)
+        fits = dtype.kind == "f" or np.array_equal(values, given)
+        fits = fits and given.shape in ((), (1,), channels)
+    except (TypeError, ValueError, OverflowError):
+        fits = False
+    if not fits:
+        raise owner.error(SchemaError, f"fill {fill!r} does not fit {dtype}")
+    return values
 
 
 class Scale(NamedTuple):

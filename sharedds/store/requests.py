@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from sharedds.errors import SampleIndexError, SchemaError
+from sharedds.errors import SchemaError
 from sharedds.store.arrays import ChunkedArray
-from sharedds.store.regions import PADDINGS, Piece, Window, pieces_of, whole, window_of
+from sharedds.store.regions import (
+    PADDINGS,
+    Piece,
+    Window,
+    pieces_of,
+    whole,
+    whole_patch,
+    window_of,
+)
 
 __all__ = [
     "Request",
     "averaged",
     "blocks_touched",
+    "checked_requests",
+    "downsamples",
     "entries_touched",
     "level_for",
     "pixel_size",
@@ -27,6 +38,7 @@ __all__ = [
 
 Values = npt.NDArray[Any]
 _SAME = 1e-6  # of a ratio of pixel sizes, that is none
+_MOST = 1 << 27  # pixels of a level that are averaged to one region
 
 
 class Request(NamedTuple):
@@ -52,9 +64,42 @@ class _Wanted(NamedTuple):
     out: Values
 
 
+def checked_requests(
+    given: Iterable[Any], position: Callable[[Any], int], path: str
+) -> list[Request]:
+    """Return requests as they came from a user.
+
+    Args:
+        given: (sample, level, start, size) each.
+        position: Checks the number of a sample.
+        path: Of the store, for errors.
+
+    Raises:
+        SchemaError: One is none.
+    """
+    found = []
+    for request in given:
+        try:
+            sample, level, start, size = request
+            found.append(
+                Request(position(sample), operator.index(level), tuple(start), tuple(size))
+            )
+        except (TypeError, ValueError) as error:
+            raise SchemaError(
+                f"{path}: a region {request!r}: (sample, level, start, size), start and size one "
+                "whole number for each axis",
+                path=path,
+            ) from error
+    return found
+
+
 def blocks_touched(array: ChunkedArray, request: Request) -> list[int]:
     """Return the numbers of the blocks of its level that a request touches, ascending."""
-    window = window_of(*_all_axes(array, request), array.shape, "constant")
+    window = window_of(
+        *whole_patch(request.start, request.size, "constant", array.shape, array.owner),
+        array.shape,
+        "constant",
+    )
     if any(part.stop <= part.start for part in window.region):
         return []
     return [piece.number for piece in pieces_of(window.region, array.shape, array.chunk)]
@@ -105,11 +150,7 @@ def read_regions(
     wanted: dict[tuple[int, int], dict[int, list[_Wanted]]] = {}
     for number, request in enumerate(requests):
         array = array_of(request.sample, request.level)
-        start, size = _all_axes(array, request)
-        if padding != "constant" and any(
-            n == 0 < p for n, p in zip(array.shape, size, strict=True)
-        ):
-            raise SampleIndexError(f"shape {array.shape} has nothing that could be repeated")
+        start, size = whole_patch(request.start, request.size, padding, array.shape, array.owner)
         window = window_of(start, size, array.shape, padding)
         out = np.empty(size, array.dtype)
         if window.sources is not None:
@@ -117,7 +158,7 @@ def read_regions(
             late.append((number, window, values))
         else:
             if not window.inside:
-                out[...] = array.background if fill is None else array.constant(fill)
+                out[...] = array.outside(fill, start[-1:], size[-1:])
             values = out[window.places]
         found.append(out)
         if values.size:
@@ -149,17 +190,6 @@ def _entire(piece: Piece) -> Piece:
     return piece._replace(inner=whole(piece.shape), outer=whole(piece.shape))
 
 
-def _all_axes(array: ChunkedArray, request: Request) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return start and size for all axes: those in front are whole."""
-    lead = array.ndim - len(request.start)
-    if lead < 0 or len(request.size) != len(request.start) or min(request.size, default=0) < 0:
-        raise SchemaError(
-            f"a region at {request.start} of {request.size}: one start and one size, 0 or more, "
-            f"for each of up to {array.ndim} axes"
-        )
-    return (0,) * lead + tuple(request.start), array.shape[:lead] + tuple(request.size)
-
-
 def level_for(downsamples: Sequence[float], factor: float) -> int:
     """Return the coarsest level that is not coarser than wanted.
 
@@ -173,12 +203,26 @@ def level_for(downsamples: Sequence[float], factor: float) -> int:
 
 def pixel_size(array: ChunkedArray) -> tuple[float, float] | None:
     """Return micrometres for each pixel of level 0, along (y, x); None where that is not known."""
-    given = array.attrs.get("mpp")
-    try:
-        y, x = (float(each) for each in given or ())
-    except (TypeError, ValueError):
+    found = _numbers(array.attrs.get("mpp"), 2)
+    return None if found is None else (found[0], found[1])
+
+
+def downsamples(array: ChunkedArray) -> tuple[float, ...]:
+    """Return pixels of level 0 for each pixel of a level; by their rows where that is not said."""
+    found = _numbers(array.attrs.get("downsamples"), len(array.levels))
+    if found is not None:
+        return found
+    rows = [shape[-3] for shape in array.levels]
+    return tuple(max(1, rows[0]) / max(1, n) for n in rows)
+
+
+def _numbers(value: Any, count: int) -> tuple[float, ...] | None:
+    """Return so many positive numbers of a description; None where it holds something else."""
+    if not isinstance(value, list | tuple) or len(value) != count:
         return None
-    return (y, x) if y > 0 and x > 0 else None
+    if not all(isinstance(each, int | float) and 0 < each < math.inf for each in value):
+        return None
+    return tuple(float(each) for each in value)
 
 
 def read_scaled(
@@ -192,35 +236,67 @@ def read_scaled(
     plane: int = 0,
 ) -> Values:
     """Read a region of a slide by the size of its pixels: see :meth:`Store.read_mpp`."""
-    height, width = (size, size) if isinstance(size, int) else size
     own = pixel_size(array)
     if own is None:
         who = f"({name}) " if name else ""
         raise array.owner.error(
             SchemaError, f"{who}how large its pixels are is not known; read it by level"
         )
-    if not mpp > 0 or min(height, width) < 1:
-        raise array.owner.error(
-            SchemaError, f"a region of {height} x {width} pixels at mpp={mpp!r}: all above 0"
-        )
+    (height, width), begin, plane = _asked(array, y, x, size, mpp, plane)
     factors = [float(mpp) / each for each in own]
-    steps = array.attrs.get("downsamples", [1.0])
-    number = level_for(steps[: len(array.levels)], min(factors))
-    level, step = array.level(number), float(steps[number])
-    begins = [float(at) / step for at in (y, x)]
+    steps = downsamples(array)
+    number = level_for(steps, min(factors))
+    level, step = array.level(number), steps[number]
+    begins = [at / step for at in begin]
     strides = [factor / step for factor in factors]
-    lows = [math.floor(begin + _SAME) for begin in begins]
+    if height * strides[0] * width * strides[1] > _MOST:
+        raise array.owner.error(
+            SchemaError,
+            f"{height} x {width} pixels at mpp={mpp} are more than {_MOST:,} pixels of level "
+            f"{number}, the coarsest that is fine enough; read less of it, or make coarser levels",
+        )
+    lows = [math.floor(at + _SAME) for at in begins]
     sides = [
-        max(1, math.ceil(begin + stride * n - _SAME) - low)
-        for begin, stride, n, low in zip(begins, strides, (height, width), lows, strict=True)
+        max(1, math.ceil(at + stride * n - _SAME) - low)
+        for at, stride, n, low in zip(begins, strides, (height, width), lows, strict=True)
     ]
     planes = ((plane,), (1,)) if array.ndim == 4 else ((), ())
     start, shape = (*planes[0], *lows, 0), (*planes[1], *sides, array.shape[-1])
     (found,) = read_regions(
         [Request(0, number, start, shape)], lambda *_: level, padding="constant", fill=None
     )
-    shifts = [begin - low for begin, low in zip(begins, lows, strict=True)]
+    shifts = [at - low for at, low in zip(begins, lows, strict=True)]
     return resized(found.reshape(found.shape[-3:]), shifts, strides, (height, width))
+
+
+def _asked(
+    array: ChunkedArray, y: float, x: float, size: Any, mpp: float, plane: int
+) -> tuple[tuple[int, int], tuple[float, float], int]:
+    """Return the size, the place and the plane of a region as plain numbers.
+
+    Raises:
+        SchemaError: They are none.
+    """
+    try:
+        height, width = (
+            operator.index(n) for n in (size if isinstance(size, Iterable) else (size, size))
+        )
+        place, plane = (float(y), float(x)), operator.index(plane)
+        sound = min(height, width) > 0 < float(mpp) < math.inf and all(map(math.isfinite, place))
+    except (TypeError, ValueError, OverflowError):
+        sound = False
+    if not sound:
+        raise array.owner.error(
+            SchemaError,
+            f"a region at x={x!r}, y={y!r} of size={size!r} at mpp={mpp!r}: a "
+            "place, and sizes above 0",
+        )
+    planes = array.shape[0] if array.ndim == 4 else 1
+    if array.ndim not in (3, 4) or not 0 <= plane < planes:
+        raise array.owner.error(
+            SchemaError, f"no plane {plane!r} of pictures in an array of shape {array.shape}"
+        )
+    return (height, width), place, plane
 
 
 def resized(
