@@ -22,6 +22,7 @@ import pytest
 
 __all__ = [
     "METHODS",
+    "OF_TESTS",
     "children",
     "descriptors",
     "forked",
@@ -40,6 +41,10 @@ METHODS = [
     "forkserver",
     "spawn",
 ]
+
+
+#: How names begin of what tests put into /dev/shm themselves: files that are quick to sync.
+OF_TESTS = "sharedds-tests-"
 
 
 def in_process(method: str, function: Callable[..., T], *arguments: object) -> T:
@@ -61,7 +66,8 @@ def children() -> set[BaseProcess]:
 def shared_memory_names() -> set[str]:
     """Names in /dev/shm, where torch and multiprocessing keep what they share."""
     folder = Path("/dev/shm")
-    return {entry.name for entry in folder.iterdir()} if folder.exists() else set()
+    names = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
+    return {name for name in names if not name.startswith(OF_TESTS)}
 
 
 def left_in_shared_memory(before: set[str], seconds: float = 5) -> set[str]:

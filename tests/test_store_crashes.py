@@ -21,7 +21,7 @@ from typing import Any
 import lmdb
 import numpy as np
 import pytest
-from processes import mounted, python, started
+from processes import OF_TESTS, mounted, python, started
 from stores import HEAD, SCHEMA, cut_small, everything, key_of, sample, write
 
 import sharedds.store.behind
@@ -60,7 +60,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Store:
 @pytest.fixture
 def quick() -> Iterator[Path]:
     """A folder in memory where there is one: a sync costs nothing there."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as name:
+    with tempfile.TemporaryDirectory(
+        prefix=OF_TESTS, dir="/dev/shm" if os.path.isdir("/dev/shm") else None
+    ) as name:
         yield Path(name)
 
 
