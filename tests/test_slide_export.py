@@ -13,7 +13,7 @@ from PIL import Image
 from slide_files import bare_jpeg, jpeg_bytes, page, picture, pyramid, split_jpeg, write_tiff
 
 import sharedds
-from sharedds.errors import OptionError, SampleIndexError, StoreExistsError
+from sharedds.errors import OptionError, SampleIndexError, SourceError, StoreExistsError
 from sharedds.ingest import pack_slides
 from sharedds.ingest.preview import preview
 from sharedds.ingest.slide_export import export_region
@@ -103,6 +103,37 @@ def test_kept_tiles_come_back_as_they_were(tmp_path: Path, way: str) -> None:
     assert np.abs(shown - whole).mean() < 3
 
 
+@pytest.mark.parametrize(
+    ("width", "height"), [(160, 128), (600, 160), (150, 200)], ids=["both", "low", "odd"]
+)
+def test_a_slide_smaller_than_its_tiles_keeps_them(tmp_path: Path, width: int, height: int) -> None:
+    """Tiles of the file are as large as the pictures in it, or no other reader opens it."""
+    whole = picture(width, height)
+    pages = [page(whole, tile=256, compression="jpeg")]
+    store = store_of(tmp_path, pages, codec="keep", levels=1)
+    found = exported(tmp_path, store)
+    source = recognise(tmp_path / "src" / "a.tif")
+    assert source is not None
+    assert found.header.levels[0].tile == (256, 256)
+    with found.open() as one, source.open() as other:
+        assert one.stream(0, row=0, column=0) == other.stream(0, row=0, column=0)
+    assert np.array_equal(levels_of(found)[0], levels_of(source)[0])
+    openslide = pytest.importorskip("openslide", reason="OpenSlide is not installed")
+    slide = openslide.OpenSlide(tmp_path / "back" / "a.tif")
+    shown = np.asarray(slide.read_region((0, 0), 0, (width, height)))[..., :3].astype(int)
+    slide.close()
+    assert np.abs(shown - whole).mean() < 3
+
+
+def test_a_dry_run_says_how_large_it_would_be(tmp_path: Path) -> None:
+    """All is read and compressed; nothing is written."""
+    store = store_of(tmp_path, [page(picture(700, 500), tile=256)], codec="jpeg")
+    dry = sharedds.export(store.path, tmp_path / "back", dry_run=True, progress=False)
+    assert not (tmp_path / "back").exists()
+    done = sharedds.export(store.path, tmp_path / "back", progress=False)
+    assert dry.bytes == done.bytes == (tmp_path / "back" / "a.tif").stat().st_size
+
+
 def test_tiles_that_were_encoded_are_copied_but_at_the_edges(tmp_path: Path) -> None:
     """Those at the right and lower edge have to be made whole."""
     whole = picture(700, 500)
@@ -153,8 +184,10 @@ def test_a_region_is_the_pixels_of_its_level(tmp_path: Path, ending: str) -> Non
         ({"region": (0, 0, 0, 10)}, SampleIndexError, "not inside"),
         ({"level": 9}, sharedds.errors.SchemaError, "no level 9"),
         ({"key": "b"}, sharedds.errors.SampleKeyError, "b"),
+        ({"region": (1, 2, 3)}, OptionError, "four whole numbers"),
+        ({"region": ("a", 1, 1, 1)}, OptionError, "four whole numbers"),
     ],
-    ids=["wide", "left", "empty", "level", "key"],
+    ids=["wide", "left", "empty", "level", "key", "three", "words"],
 )
 def test_what_is_not_there_is_refused(
     tmp_path: Path, options: dict[str, Any], error: type[Exception], text: str
@@ -166,6 +199,18 @@ def test_what_is_not_there_is_refused(
     assert not (tmp_path / "x.png").exists()
     with pytest.raises(OptionError, match=r"\.png, \.jpg or \.tif"):
         export_region(store.path, tmp_path / "x.gif")
+
+
+def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    """By name; a folder stays what it is, and nothing else is left."""
+    store = store_of(tmp_path, [page(picture(400, 300), tile=64)])
+    (tmp_path / "folder.png").mkdir()
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(SourceError, match=r"folder\.png: cannot be written"):
+        export_region(store.path, tmp_path / "folder.png", force=True)
+    with pytest.raises(SourceError, match=r"x\.png: cannot be written"):
+        export_region(store.path, tmp_path / "gone" / "x.png")
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_preview_shows_tissue_and_patches(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sharedds.errors import SourceError
-from sharedds.ingest.slide_shapes import Shapes, read_shapes
+from sharedds.ingest.slide_shapes import Polygon, Shapes, read_shapes
 
 SQUARE = [[10, 20], [50, 20], [50, 60], [10, 60], [10, 20]]
 HOLE = [[20, 30], [30, 30], [30, 40], [20, 40], [20, 30]]
@@ -88,6 +88,43 @@ def test_a_ring_that_crosses_itself_has_an_inside_by_rule(tmp_path: Path) -> Non
     assert mask[3, 20] == mask[37, 20] == 0
 
 
+def test_a_common_edge_divides_pixels_whichever_way_it_is_drawn() -> None:
+    """Two triangles are their quadrilateral: no pixel is in both, none in neither."""
+    rng = np.random.default_rng(0)
+    tried = 0
+    while tried < 400:
+        a, b, c, d = rng.integers(0, 60, (4, 2)) / rng.choice([1, 2, 3, 7, 10])
+        along, one, other = b - a, c - a, d - a
+        sides = [along[0] * each[1] - along[1] * each[0] for each in (one, other)]
+        if sides[0] * sides[1] >= 0:
+            continue
+        tried += 1
+        three = [np.array(ring) for ring in ([a, b, c], [b, a, d])]
+        two = Shapes([Polygon(name, (ring,)) for name, ring in zip("lr", three, strict=True)])
+        whole = Shapes([Polygon("q", (np.array([a, d, b, c]),))])
+        assert np.array_equal(pixels(two, 64).sum(-1), pixels(whole, 64)[..., 0])
+
+
+def test_a_ring_beside_the_first_counts_whatever_the_part() -> None:
+    """The rule is even-odd over all rings; it does not depend on how the slide is cut."""
+    ring = np.array(SQUARE[:4], float)
+    found = Shapes([Polygon("a", (ring, ring + np.array([100, 0])))])
+    whole = found.counts(y=0, x=0, height=64, width=256, cell=64)
+    parts = [found.counts(y=0, x=x, height=64, width=64, cell=64) for x in range(0, 256, 64)]
+    assert np.array_equal(whole, np.concatenate(parts, 1))
+    assert whole.sum() == 2 * 40 * 40
+
+
+def test_regions_of_many_corners_are_filled_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same pixels, however many crossings are looked at in one go."""
+    rng = np.random.default_rng(3)
+    found = Shapes([Polygon("a", (rng.uniform(-20, 120, (300, 2)),))])
+    whole = pixels(found)
+    monkeypatch.setattr("sharedds.ingest.slide_shapes._AT_ONCE", 50)
+    assert np.array_equal(pixels(found), whole)
+    assert 0 < whole.sum() < whole.size
+
+
 def test_several_parts_and_what_is_outside(tmp_path: Path) -> None:
     """A multi-polygon is all its parts; what reaches beyond the slide is cut."""
     far = [[-50, -50], [5, -50], [5, 5], [-50, 5]]
@@ -135,12 +172,26 @@ def test_points_and_lines_are_no_regions(tmp_path: Path) -> None:
         feature("Polygon", [["a", "b", "c"]]),
         feature("Polygon", [[["1", "2"], ["3", "4"], ["5", "6"]]]),
         feature("Polygon", [[[0, 0], [1, 1], [1e12, 0]]]),
+        feature("Polygon", [[[0, 0], ["40", "0"], [40, 40]]]),
+        feature("Polygon", [[[0, 0], [True, 0], [40, 40]]]),
         feature("Polygon", 5),
         feature("Polygon", []),
         feature("Polygon", [[1, 2, 3]]),
         feature("Polygon", [SQUARE], label=[1]),
     ],
-    ids=["number", "no type", "words", "strings", "far", "no list", "no rings", "flat", "class"],
+    ids=[
+        "number",
+        "no type",
+        "words",
+        "strings",
+        "far",
+        "a word",
+        "truth",
+        "no list",
+        "no rings",
+        "flat",
+        "class",
+    ],
 )
 def test_what_is_no_region_is_told_by_number(tmp_path: Path, bad: Any) -> None:
     """The third feature of the file, counted from 0."""

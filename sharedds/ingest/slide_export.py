@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import operator
 import os
 import secrets
 import zlib
@@ -15,7 +16,13 @@ import numpy.typing as npt
 
 from sharedds.codecs import encode_image, encode_jpeg, probe
 from sharedds.codecs.tiles import TileDecoder
-from sharedds.errors import OptionError, SampleIndexError, StoreExistsError
+from sharedds.errors import (
+    OptionError,
+    SampleIndexError,
+    SharedDSError,
+    SourceError,
+    StoreExistsError,
+)
 from sharedds.handles import absolute_path, storage_errors
 from sharedds.ingest.export_folder import ExportReport, Names, NewFolder, inside, with_suffix
 from sharedds.ingest.tiff_writing import (
@@ -65,7 +72,7 @@ def export_slides(
     Args:
         source: A store of slides.
         path: The folder to make, which does not exist or is empty.
-        dry_run: Say what would be written; nothing is.
+        dry_run: Read and check everything; nothing is written.
         progress: True or False to show a bar; by default after two seconds.
 
     Raises:
@@ -83,14 +90,33 @@ def export_slides(
             name = with_suffix(inside(source, index), b".tif")
             names.add(name, index)
             image = source.array(index, "image")
-            if out is not None:
-                with out.create(name) as file:
-                    _write(file, image)
-                    written = file.tell()
-                total += written
-                bar.advance(1, nbytes=written)
+            with contextlib.nullcontext(_Nowhere()) if out is None else out.create(name) as file:
+                _write(file, image)
+                written = file.tell()
+            source.release()  # what was read would count as memory of this process
+            total += written
+            bar.advance(1, nbytes=written)
         names.require_room_for_all(source)
     return ExportReport(path=path, files=len(source), empty=0, bytes=total, dry_run=dry_run)
+
+
+class _Nowhere:
+    """A file that is not there: it knows how long it would be."""
+
+    def __init__(self) -> None:
+        self._at = self._end = 0
+
+    def write(self, data: bytes | memoryview) -> int:
+        self._at += len(data)
+        self._end = max(self._end, self._at)
+        return len(data)
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, place: int, whence: int = 0) -> int:
+        self._at = place + (self._end if whence == 2 else 0)
+        return self._at
 
 
 def _write(file: Any, image: ChunkedArray) -> None:
@@ -98,22 +124,48 @@ def _write(file: Any, image: ChunkedArray) -> None:
     pyramid = TiffPyramid(file, big=raw > LARGEST_CLASSIC)
     for number in range(len(image.levels)):
         level = image.level(number)
-        kept = level.codec == "jpeg" and not any(n % _SIDE for n in level.chunk[-3:-1])
-        described = _described(level, number, kept=kept)
-        pyramid.add(described, _kept(level) if kept else _deflated(level, described.tile))
+        side = _side_of_jpeg(level)
+        described = _described(level, number, side=side)
+        pyramid.add(
+            described,
+            _deflated(level, described.tile) if side is None else _kept(level, side),
+        )
 
 
-def _described(level: ChunkedArray, number: int, *, kept: bool) -> TiffLevel:
+def _side_of_jpeg(level: ChunkedArray) -> tuple[int, int] | None:
+    """Return the side (y, x) of tiles that can be copied; None where tiles are made anew.
+
+    It is that of the pictures: a block of a level smaller than a tile is smaller than they are.
+    """
+    if level.codec != "jpeg":
+        return None
+    chunk, shape = level.chunk[-3:-1], level.shape[-3:-1]
+    first = next((data for data in level.stored(_numbers(level)) if len(data)), None)
+    if first is None:
+        side = chunk
+    else:
+        found = probe(first, max_pixels=None)
+        side = (found.height, found.width)
+    for picture, block, whole in zip(side, chunk, shape, strict=True):
+        if picture % _SIDE or picture < block or (picture > block and block < whole):
+            return None
+    return side[0], side[1]
+
+
+def _described(
+    level: ChunkedArray, number: int, *, side: tuple[int, int] | None = None
+) -> TiffLevel:
     height, width, channels = level.shape[-3:]
     attrs = level.attrs
     step = attrs.get("downsamples", [1.0])
     factor = float(step[number]) if number < len(step) else 1.0
     mpp = attrs.get("mpp")
     power = attrs.get("magnification")
-    side = [-(-n // _SIDE) * _SIDE for n in level.chunk[-3:-1]]
+    kept = side is not None
+    high, wide = side or tuple(-(-n // _SIDE) * _SIDE for n in level.chunk[-3:-1])
     return TiffLevel(
         shape=(height, width),
-        tile=(side[0], side[1]),
+        tile=(high, wide),
         channels=channels,
         bits=level.dtype.itemsize * 8,
         kind=level.dtype.kind,
@@ -130,7 +182,7 @@ def _subsampling(level: ChunkedArray) -> tuple[int, int] | None:
     """Return how many pixels share a colour (across, down); None where samples are RGB."""
     if level.colour == "rgb":
         return None
-    for data in level.stored(range(_tiles(level))):
+    for data in level.stored(_numbers(level)):
         if len(data):
             return _sampling_of(bytes(data))
     return 1, 1
@@ -165,8 +217,8 @@ def _numbers(level: ChunkedArray) -> range:
     return range(plane * count, (plane + 1) * count)
 
 
-def _kept(level: ChunkedArray) -> Iterator[bytes | memoryview]:
-    """Yield the tiles of a level as they are stored, those at the edges made whole."""
+def _kept(level: ChunkedArray, side: tuple[int, int]) -> Iterator[bytes | memoryview]:
+    """Yield the tiles of a level as they are stored, those that are no whole tile made one."""
     height, width, channels = level.chunk[-3:]
     columns = -(-level.shape[-2] // width)
     decoder = TileDecoder("jpeg", level.dtype, tables=level.tables, colour=level.colour)
@@ -177,15 +229,15 @@ def _kept(level: ChunkedArray) -> Iterator[bytes | memoryview]:
             min(width, level.shape[-2] - column * width),
             channels,
         )
-        if not len(data) or shape[:2] == (height, width):
+        if not len(data) or shape[:2] == side:
             yield data
             continue
         found = probe(data, max_pixels=None)
-        if (found.height, found.width) == (height, width):
+        if (found.height, found.width) == side:
             yield data
             continue
         (tile,) = decoder.decode_all([data], [shape])
-        yield encode_jpeg(_filled(tile, (height, width)), quality=_QUALITY)
+        yield encode_jpeg(_filled(tile, side), quality=_QUALITY)
 
 
 def _deflated(level: ChunkedArray, side: tuple[int, int]) -> Iterator[bytes]:
@@ -229,6 +281,7 @@ def export_region(
         OptionError: Another ending, no key where there are several, or over 1 GiB of pixels.
         SampleIndexError: The region is not inside.
         StoreExistsError: The file exists, and ``force`` is not set.
+        SourceError: It cannot be written there.
         StorageFullError: No room.
     """
     source, target = Store(store), absolute_path(path)
@@ -248,7 +301,7 @@ def export_region(
         )
     image = source.array(0 if key is None else source.index_of(key), "image").level(level)
     height, width, channels = image.shape[-3:]
-    part = Region(0, 0, width, height) if region is None else Region(*map(int, region))
+    part = Region(0, 0, width, height) if region is None else _region(region)
     if not (
         0 <= part.x < part.x + part.width <= width and 0 <= part.y < part.y + part.height <= height
     ):
@@ -269,17 +322,24 @@ def export_region(
     return ExportReport(path=target, files=1, empty=0, bytes=written, dry_run=False)
 
 
+def _region(given: Sequence[int]) -> Region:
+    try:
+        return Region(*map(operator.index, given))
+    except TypeError:
+        raise OptionError(f"region={given!r}: four whole numbers, x, y, width and height") from None
+
+
 def _write_picture(
     target: str, values: npt.NDArray[Any], codec: str, image: ChunkedArray, level: int
 ) -> int:
     """Write the file under another name, and give it its own when it is whole."""
     work = f"{target}.{secrets.token_hex(4)}"
-    with storage_errors(target):
-        try:
+    try:
+        with storage_errors(target):
             with open(work, "wb") as file:
                 if codec == "tiff":
                     described = dataclasses.replace(
-                        _described(image, level, kept=False),
+                        _described(image, level),
                         shape=(values.shape[0], values.shape[1]),
                         tile=(_TILE, _TILE),
                     )
@@ -290,9 +350,15 @@ def _write_picture(
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(work, target)
-        finally:
-            with contextlib.suppress(OSError):
-                os.unlink(work)
+    except OSError as error:
+        if isinstance(error, SharedDSError):
+            raise
+        raise SourceError(
+            f"{printable(target)}: cannot be written ({error.strerror or error})", path=target
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(work)
     return written
 
 

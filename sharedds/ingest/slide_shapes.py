@@ -34,6 +34,7 @@ _MOST_BYTES = 1 << 30
 _NAMED = ("label", "class", "name")
 _DEFAULT = "annotation"
 _FAR = 1e9  # pixels: no slide is larger
+_AT_ONCE = 1 << 20  # places where edges cross rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,36 +125,48 @@ class Shapes:
 
 
 def _box(rings: tuple[npt.NDArray[np.float64], ...]) -> tuple[float, float, float, float]:
-    low, high = rings[0].min(0), rings[0].max(0)
+    # Of all rings: one that lies outside of the first has an inside of its own.
+    low = np.min([ring.min(0) for ring in rings], axis=0)
+    high = np.max([ring.max(0) for ring in rings], axis=0)
     return float(low[0]), float(low[1]), float(high[0]), float(high[1])
 
 
 def _fill(
     mask: npt.NDArray[np.bool_], rings: tuple[npt.NDArray[np.float64], ...], y: int, x: int
 ) -> None:
-    """Set the pixels whose middles are inside, by the places where edges cross each row."""
+    """Set the pixels whose middles are inside: each edge turns all that is right of it over."""
     height, width = mask.shape
     starts = np.concatenate(rings)
     ends = np.concatenate([np.roll(ring, -1, axis=0) for ring in rings])
-    rows_of = (y, min(starts[:, 1].min(), y + height), max(starts[:, 1].max(), y))
-    first = max(0, int(np.floor(rows_of[1])) - y)
-    last = min(height, int(np.ceil(rows_of[2])) - y + 1)
-    low, high = np.minimum(starts[:, 1], ends[:, 1]), np.maximum(starts[:, 1], ends[:, 1])
-    live = (high > y + first + 0.5) & (low <= y + last - 0.5) & (low < high)
-    x0, y0, x1, y1 = starts[live, 0], starts[live, 1], ends[live, 0], ends[live, 1]
-    low, high = low[live], high[live]
-    for row in range(first, last):
-        middle = y + row + 0.5
-        here = (low <= middle) & (middle < high)
-        if not here.any():
-            continue
-        share = (middle - y0[here]) / (y1[here] - y0[here])
-        crossings = np.sort(x0[here] + share * (x1[here] - x0[here]))
+    # Downwards, whichever way a ring goes: regions with a common edge find it at the same places.
+    up = starts[:, 1] > ends[:, 1]
+    starts[up], ends[up] = ends[up], starts[up]
+    # Rows whose middles are in [start, end) of an edge.
+    first = np.ceil(starts[:, 1] - 0.5 - y).clip(0, height).astype(np.int64)
+    last = np.ceil(ends[:, 1] - 0.5 - y).clip(0, height).astype(np.int64)
+    live = np.flatnonzero(last > first)
+    if not live.size:
+        return
+    starts, ends, first, rows = starts[live], ends[live], first[live], (last - first)[live]
+    top, bottom = int(first.min()), int((first + rows).max())
+    turned = np.zeros((bottom - top) * (width + 1), bool)
+    done = np.cumsum(rows)
+    at = 0
+    while at < len(rows):  # so many crossings at once, whatever the number of edges
+        before = int(done[at - 1]) if at else 0
+        end = max(at + 1, int(np.searchsorted(done, before + _AT_ONCE, side="right")))
+        count = rows[at:end]
+        edge = np.repeat(np.arange(at, end), count)
+        row = np.arange(len(edge)) - np.repeat(np.cumsum(count) - count, count) + first[edge]
+        x0, y0, x1, y1 = starts[edge, 0], starts[edge, 1], ends[edge, 0], ends[edge, 1]
+        crossing = x0 + (y + row + 0.5 - y0) / (y1 - y0) * (x1 - x0)
         # Middles are at half pixels: the first one that is not left of a crossing.
-        at = np.ceil(crossings - 0.5 - x).clip(0, width).astype(np.int64)
-        line = mask[row]
-        for begin, end in zip(at[::2], at[1::2], strict=False):
-            line[begin:end] = True
+        column = np.ceil(crossing - 0.5 - x).clip(0, width).astype(np.int64)
+        places = (row - top) * (width + 1) + column
+        turned ^= (np.bincount(places, minlength=len(turned)) & 1).astype(bool)
+        at = end
+    lines = turned.reshape(bottom - top, width + 1)[:, :width]
+    mask[top:bottom] |= np.logical_xor.accumulate(lines, axis=1)
 
 
 def read_shapes(path: str | os.PathLike[str]) -> Shapes:
@@ -170,29 +183,40 @@ def read_shapes(path: str | os.PathLike[str]) -> Shapes:
         if os.path.getsize(name) > _MOST_BYTES:
             raise SourceError(f"{name}: over 1 GiB; split it", path=name)
         raw = Path(name).read_bytes()
-        data = msgspec.json.decode(raw)
     except OSError as error:
         raise SourceError(f"{name}: cannot be read ({error.strerror})", path=name) from error
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise SourceError(f"{name}: is no JSON ({error})", path=name) from error
     polygons: list[Polygon] = []
     passed_over = 0
-    for number, feature in enumerate(_features(data, name)):
-        found = _polygons_of(feature, f"{name}: feature {number}", name)
+    for number, feature in enumerate(_features(raw, name)):
+        where = f"{name}: feature {number}"
+        found = _polygons_of(_decoded(feature, Any, where, name), where, name)
         polygons += found
         passed_over += not found
     return Shapes(polygons, passed_over=passed_over, fingerprint=xxhash.xxh3_128_hexdigest(raw))
 
 
-def _features(data: Any, name: str) -> list[Any]:
-    if isinstance(data, list):
-        return data
-    kind = data.get("type") if isinstance(data, dict) else None
-    if kind == "FeatureCollection" and isinstance(data.get("features"), list):
-        features: list[Any] = data["features"]
-        return features
-    if isinstance(kind, str) and kind != "FeatureCollection":
-        return [data]
+def _decoded(raw: bytes | msgspec.Raw, kind: Any, where: str, path: str) -> Any:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise SourceError(f"{where}: is no JSON ({error})", path=path) from error
+
+
+def _features(raw: bytes, name: str) -> list[Any]:
+    """Return the features, not decoded: as objects they take ten times the file."""
+    start = raw[:64].lstrip()[:1]
+    if start == b"[":
+        return list(_decoded(raw, list[msgspec.Raw], name, name))
+    if start != b"{":
+        _decoded(raw, Any, name, name)
+    else:
+        top = _decoded(raw, dict[str, msgspec.Raw], name, name)
+        kind = _decoded(top.get("type", b"null"), Any, name, name)
+        features = top.get("features", b"null")
+        if kind == "FeatureCollection" and bytes(memoryview(features)[:1]) == b"[":
+            return list(_decoded(features, list[msgspec.Raw], name, name))
+        if isinstance(kind, str) and kind != "FeatureCollection":
+            return [raw]
     raise SourceError(f"{name}: is no GeoJSON: features or a geometry are expected", path=name)
 
 
@@ -253,13 +277,20 @@ def _rings_of(part: Any, where: str, path: str) -> tuple[npt.NDArray[np.float64]
     rings = []
     for ring in part:
         try:
-            points = np.asarray(ring, np.float64)
+            points = np.asarray(ring)
         except (TypeError, ValueError) as error:
             raise SourceError(f"{where}: its coordinates are no numbers", path=path) from error
-        if not points.size:
+        if not points.size and isinstance(ring, list):
             continue
-        if points.ndim != 2 or points.shape[1] < 2 or any(isinstance(n, str) for n in ring[0]):
+        # NumPy would take a word such as "7" and True for numbers, beside others.
+        if (
+            points.ndim != 2
+            or points.shape[1] < 2
+            or points.dtype.kind not in "iuf"
+            or any(isinstance(number, bool) for point in ring for number in point)
+        ):
             raise SourceError(f"{where}: its coordinates are no pairs of numbers", path=path)
+        points = points.astype(np.float64)
         points = points[:, :2]
         if not np.isfinite(points).all() or np.abs(points).max() > _FAR:
             raise SourceError(f"{where}: its coordinates are no pixels of a slide", path=path)
