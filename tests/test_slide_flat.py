@@ -192,7 +192,7 @@ def test_regions_are_refused(tmp_path: Path) -> None:
 
 
 def test_streaming_takes_the_memory_of_some_rows(tmp_path: Path) -> None:
-    """A picture of 432 MB, decoded whole; streamed it takes less than half of that."""
+    """A picture of 432 MB, decoded whole; streamed it takes a third of that."""
     import pyvips
 
     path = tmp_path / "a.jpg"
@@ -221,4 +221,4 @@ def test_streaming_takes_the_memory_of_some_rows(tmp_path: Path) -> None:
         """,
         path,
     )
-    assert float(done.stdout) < 216
+    assert float(done.stdout) < 150

@@ -7,13 +7,14 @@ there is nothing to pickle and one copy of everything. ``docs/decisions/`` has t
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["MemoryBudget", "run_in_order"]
+__all__ = ["MemoryBudget", "run_in_order", "usable_cpus"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -49,6 +50,13 @@ class MemoryBudget:
             with self._change:
                 self._used -= size
                 self._change.notify_all()
+
+
+def usable_cpus() -> int:
+    """Return how many CPUs this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def run_in_order(

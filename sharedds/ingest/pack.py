@@ -18,6 +18,7 @@ from sharedds.codecs import DEFAULT_MAX_PIXELS
 from sharedds.errors import DecodeError, OptionError, SourceError
 from sharedds.folder import ClassLevel, FolderIndex, scan
 from sharedds.ingest.examine import examine, remarks_on_folder
+from sharedds.ingest.executor import usable_cpus
 from sharedds.ingest.images import Codec, ImageRecipe
 from sharedds.ingest.job import Job, bad_file, nothing_packed
 from sharedds.ingest.kinds import (
@@ -252,18 +253,18 @@ def pack_images(
                 check_room(path, outcome.estimated_bytes // (1 if exact else 2))
                 job.run(
                     path,
-                    workers=workers or _cpus(),
+                    workers=workers or usable_cpus(),
                     on_error=on_error,
                     force=force,
                     progress=progress,
                 )
         except (DecodeError, SourceError):
             if failures.count and not dry_run:
-                _finish(outcome, failures, started)
+                failures.finish(outcome, started)
                 write_report(outcome, failures)
             raise
         duplicates = [] if dry_run else examine(Store(path), others, recipe, outcome)
-        _finish(outcome, failures, started)
+        failures.finish(outcome, started)
         if not dry_run:
             write_report(outcome, failures, duplicates)
         return outcome
@@ -287,14 +288,3 @@ def _labels(
             path=table.path,
         )
     return labels
-
-
-def _finish(outcome: PackReport, failures: FailureLog, started: float) -> None:
-    outcome.failed, outcome.failed_count = failures.first, failures.count
-    outcome.seconds = time.monotonic() - started
-
-
-def _cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

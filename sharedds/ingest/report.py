@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
@@ -176,6 +177,11 @@ class FailureLog:
             outcome.remarks.append((case, text))
         with storage_errors("the temporary folder"):
             self._lines.write(json.dumps({"event": "remark", "case": case, "text": text}) + "\n")
+
+    def finish(self, outcome: PackReport, started: float) -> None:
+        """Write what was noted into the outcome of a run that began at a monotonic time."""
+        outcome.failed, outcome.failed_count = self.first, self.count
+        outcome.seconds = time.monotonic() - started
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the JSONL report."""

@@ -267,8 +267,8 @@ def nothing_packed(found: FoundSlides, failures: FailureLog) -> SourceError:
         kinds = sorted({printable(reason) for _, reason, _, count in found.left_out if count})
         text += f"; left out: {', '.join(kinds[:8])}"
     return SourceError(
-        f"{text}. Slides are TIFF, the formats of scanners' makers, and JPEG, PNG, WebP and "
-        "JPEG 2000 pictures of any size",
+        f"{text}. Slides are TIFF, the formats of scanners' makers, and pictures as JPEG, PNG or "
+        "WebP",
         path=found.root,
     )
 

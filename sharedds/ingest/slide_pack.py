@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from sharedds.errors import DecodeError, OptionError, SourceError
+from sharedds.ingest.executor import usable_cpus
 from sharedds.ingest.job import bad_file
 from sharedds.ingest.options import PathLike, path_of, shown, whole
 from sharedds.ingest.places import check_places, check_room, output_exists
@@ -143,19 +144,19 @@ def pack_slides(
                 check_room(path, outcome.estimated_bytes // 2)
                 job.run(
                     path,
-                    workers=workers or min(_cpus(), _MOST_WORKERS),
+                    workers=workers or min(usable_cpus(), _MOST_WORKERS),
                     on_error=on_error,
                     force=force,
                     progress=progress,
                 )
         except (DecodeError, SourceError):
             if failures.count and not dry_run:
-                _finish(outcome, failures, started)
+                failures.finish(outcome, started)
                 write_report(outcome, failures)
             raise
         if not dry_run:
             _look(Store(path), outcome)
-        _finish(outcome, failures, started)
+        failures.finish(outcome, started)
         if not dry_run:
             write_report(outcome, failures)
         return outcome
@@ -185,14 +186,3 @@ def _look(store: Store, outcome: PackReport) -> None:
     if blank:
         some = ", ".join(blank[:5]) + (f" and {len(blank) - 5:,} more" if len(blank) > 5 else "")
         outcome.warnings.append(f"no tissue was found on {len(blank):,} of them: {some}")
-
-
-def _finish(outcome: PackReport, failures: FailureLog, started: float) -> None:
-    outcome.failed, outcome.failed_count = failures.first, failures.count
-    outcome.seconds = time.monotonic() - started
-
-
-def _cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

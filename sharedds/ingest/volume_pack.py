@@ -11,6 +11,7 @@ from typing import Any, Literal
 import xxhash
 
 from sharedds.errors import DecodeError, OptionError, SampleKeyError, SourceError
+from sharedds.ingest.executor import usable_cpus
 from sharedds.ingest.job import bad_file
 from sharedds.ingest.options import PathLike, path_of, shown, whole
 from sharedds.ingest.places import check_places, check_room, output_exists
@@ -166,19 +167,19 @@ def pack_volumes(
                 check_room(path, outcome.estimated_bytes // 2)
                 job.run(
                     path,
-                    workers=workers or min(_cpus(), _MOST_WORKERS),
+                    workers=workers or min(usable_cpus(), _MOST_WORKERS),
                     on_error=on_error,
                     force=force,
                     progress=progress,
                 )
         except (DecodeError, SourceError):
             if failures.count and not dry_run:
-                _finish(outcome, failures, started)
+                failures.finish(outcome, started)
                 write_report(outcome, failures)
             raise
         if not dry_run:
             _look(Store(path), outcome)
-        _finish(outcome, failures, started)
+        failures.finish(outcome, started)
         if not dry_run:
             write_report(outcome, failures)
         return outcome
@@ -271,14 +272,3 @@ def _look(store: Store, outcome: PackReport) -> None:
             if value:
                 counts.setdefault(name, Counter())[str(value)] += 1
     outcome.content = {name: dict(counter) for name, counter in counts.items()}
-
-
-def _finish(outcome: PackReport, failures: FailureLog, started: float) -> None:
-    outcome.failed, outcome.failed_count = failures.first, failures.count
-    outcome.seconds = time.monotonic() - started
-
-
-def _cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -26,10 +26,9 @@ from sharedds.slides.source import SlideHeader, SlideLevel
 __all__ = ["FlatReader", "FlatSlide", "open_flat"]
 
 MAX_PIXELS = 100_000_000_000
-MAX_WHOLE = (
-    1 << 30
-)  # bytes of what libvips holds as a whole: WebP, JPEG 2000, interlaced, progressive
+MAX_WHOLE = 1 << 30  # bytes of pixels of what is held as a whole: WebP, interlaced, progressive
 MAX_TURNED = 512 << 20
+_BAND = 256 << 10  # bytes that are asked for at once
 _FORMATS = {
     "jpegload": "JPEG",
     "pngload": "PNG",
@@ -93,8 +92,10 @@ class FlatReader:
     def rows(self, height: int) -> Iterator[npt.NDArray[Any]]:
         """Yield the picture from top to bottom, (up to height, width, channels) each.
 
+        Of JPEG data libvips tells what is cut short, and not all that is damaged.
+
         Raises:
-            DecodeError: It is damaged or cut short; the text has the row.
+            DecodeError: It is damaged or cut short; the text has the rows.
         """
         header = self._header
         vips = load_libvips(header.format)
@@ -102,18 +103,24 @@ class FlatReader:
         with quiet():
             image = _as_shown(vips, _loaded(vips, header.path), header.path)
             region = vips.Region.new(image)
+            # Few at a time: buffers of many rows stay in the heap when they are freed.
+            at_once = max(1, _BAND // (width * header.channels * header.dtype.itemsize))
             for top in range(0, whole, height):
-                count = min(height, whole - top)
-                try:
-                    data = region.fetch(0, top, width, count)
-                except vips.Error as error:
-                    raise DecodeError(
-                        f"{header.path}: rows {top:,} to {top + count - 1:,} cannot be decoded: "
-                        f"{_told(error)}",
-                        path=header.path,
-                    ) from error
-                values = np.frombuffer(data, header.dtype)
-                yield values.reshape(count, width, header.channels)
+                values = np.empty((min(height, whole - top), width, header.channels), header.dtype)
+                for start in range(0, len(values), at_once):
+                    count = min(at_once, len(values) - start)
+                    first = top + start
+                    try:
+                        data = region.fetch(0, first, width, count)
+                    except vips.Error as error:
+                        raise DecodeError(
+                            f"{header.path}: rows {first:,} to {first + count - 1:,} cannot be "
+                            f"decoded: {_told(error)}",
+                            path=header.path,
+                        ) from error
+                    rows = np.frombuffer(data, header.dtype)
+                    values[start : start + count] = rows.reshape(count, width, header.channels)
+                yield values
 
     def read(
         self, level: int, *, y: int, x: int, height: int, width: int, plane: int = 0
