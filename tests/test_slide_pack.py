@@ -428,11 +428,59 @@ def test_names_that_differ_by_the_extension_alone_keep_it(tmp_path: Path) -> Non
     assert sorted(store.key(n) for n in range(3)) == ["b", "x/a.png", "x/a.tif"]
 
 
+def test_a_key_is_never_the_path_of_another_slide(tmp_path: Path) -> None:
+    """Else two equal keys would be refused when all is packed."""
+    for name in ("a.tif", "a.svs"):
+        write_slide(tmp_path / "src" / name, picture(300, 200))
+    Image.fromarray(picture(30, 20)).save(tmp_path / "src" / "a.tif.png")
+    _, store = packed(tmp_path)
+    assert sorted(store.key(n) for n in range(3)) == ["a.svs", "a.tif", "a.tif.png"]
+
+
 def test_the_store_holds_no_place(tmp_path: Path) -> None:
-    """Neither the folder nor anything above it."""
+    """Neither the folder nor anything above it; nor does the report that goes with it."""
     write_slide(tmp_path / "src" / "a.tif", picture(300, 200))
     packed(tmp_path)
     assert os.fsencode(tmp_path) not in (tmp_path / "out.lmdb").read_bytes()
+    assert str(tmp_path) not in (tmp_path / "out.lmdb.report.jsonl").read_text()
+
+
+@pytest.mark.parametrize("blank", [True, False], ids=["glass", "noise"])
+def test_an_estimate_looks_at_the_pixels(tmp_path: Path, blank: bool) -> None:
+    """A blank slide takes a small part of what noise takes; both are told within a half."""
+    noise = np.random.default_rng(0).integers(0, 256, (1024, 1024, 3), np.uint8)
+    whole = np.full_like(noise, 243) if blank else noise
+    write_tiff(tmp_path / "src" / "a.tif", [page(whole, tile=256)])
+    _, store = packed(tmp_path)
+    image = store.array(0, "image")
+    levels = [image.level(number) for number in range(len(image.levels))]
+    blocks = [(level, -(-level.shape[0] // 256) * -(-level.shape[1] // 256)) for level in levels]
+    stored = sum(len(data) for level, count in blocks for data in level.stored(range(count)))
+    told = pack_slides(tmp_path / "src", tmp_path / "b.lmdb", dry_run=True, progress=False)
+    assert 0.5 < told.estimated_bytes / stored < 1.5
+
+
+SQUARE = json.dumps({"type": "Polygon", "coordinates": [[[0, 0], [64, 0], [64, 64], [0, 64]]]})
+
+
+def test_regions_may_lie_beside_the_slides(tmp_path: Path) -> None:
+    """In one folder: only the files of annotations are no slides."""
+    write_slide(tmp_path / "src" / "a.tif", picture(300, 200))
+    (tmp_path / "src" / "a.geojson").write_text(SQUARE)
+    report, store = packed(tmp_path, annotations=tmp_path / "src")
+    assert (report.samples, report.left_out_count) == (1, 1)
+    assert store.array(0, "label")[0, 0].tolist() == [64 * 64]
+
+
+def test_regions_of_no_slide_are_told(tmp_path: Path) -> None:
+    """A slip in a name would lose labels without a word."""
+    write_slide(tmp_path / "src" / "a.tif", picture(300, 200))
+    (tmp_path / "drawn").mkdir()
+    for name in ("a", "A-1"):
+        (tmp_path / "drawn" / f"{name}.geojson").write_text(SQUARE)
+    report, _ = packed(tmp_path, annotations=tmp_path / "drawn")
+    assert [text for text in report.warnings if "A-1.geojson" in text and "no slide" in text]
+    assert not [text for text in report.warnings if "a.geojson" in text]
 
 
 def test_tissue_and_regions_are_counted_by_cell(tmp_path: Path) -> None:

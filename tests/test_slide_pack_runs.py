@@ -17,8 +17,9 @@ from processes import python, started
 from slide_files import jpeg_bytes, page, picture, write_slide, write_tiff
 
 from sharedds.cli import main
+from sharedds.errors import DecodeError
 from sharedds.ingest import pack_slides
-from sharedds.ingest.slide_spool import TileSpool, spool_path
+from sharedds.ingest.slide_spool import TileSpool, remove_spool, spool_path
 from sharedds.store import Store
 
 PACK = """
@@ -110,6 +111,74 @@ def test_a_spool_keeps_what_is_whole(tmp_path: Path) -> None:
         found = TileSpool(path, purpose)
         assert len(found) == count
         found.close()
+
+
+def test_tiles_of_a_run_killed_at_its_end_are_taken_away(tmp_path: Path) -> None:
+    """After the last slide was committed, before its tiles went: there is nothing left to pack."""
+    noise = np.random.default_rng(0).integers(0, 256, (1800, 1600, 3), np.uint8)
+    write_tiff(tmp_path / "src" / "a.tif", [page(noise, tile=256)])
+    out = tmp_path / "out.lmdb"
+    done = python(
+        """
+        import os, sys, time
+        from pathlib import Path
+        from sharedds.ingest import pack_slides, slide_job
+
+        def killed(self):
+            time.sleep(1)  # what is written behind is committed
+            os._exit(9)
+
+        slide_job.TileSpool.remove = killed
+        pack_slides(sys.argv[1], sys.argv[2], codec="raw", progress=False)
+        """,
+        tmp_path / "src",
+        out,
+        ok=False,
+    )
+    assert (done.returncode, Path(spool_path(str(out))).exists()) == (9, True)
+    report = pack_slides(tmp_path / "src", out, codec="raw", progress=False)
+    assert report.resumed == 1
+    assert sorted(os.listdir(tmp_path)) == ["out.lmdb", "out.lmdb.report.jsonl", "src"]
+
+
+def test_somebody_elses_file_is_not_taken_away(tmp_path: Path) -> None:
+    """Only what begins as a file of tiles does."""
+    other = Path(spool_path(str(tmp_path / "out.lmdb")))
+    other.write_bytes(b"something else")
+    remove_spool(str(tmp_path / "out.lmdb"))
+    assert other.exists()
+
+
+def test_tiles_that_were_skipped_are_bad_for_a_run_that_skips_none(tmp_path: Path) -> None:
+    """It goes on with what an earlier run did, which left a tile out."""
+    noise = np.random.default_rng(0).integers(0, 256, (300, 300, 3), np.uint8)
+    made = page(noise, tile=64, compression="deflate")
+    data = list(made.data)
+    data[3] = b"no deflate"
+    write_tiff(tmp_path / "src" / "a.tif", [dataclasses.replace(made, data=data)])
+    out = tmp_path / "out.lmdb"
+    killed = python(
+        """
+        import os, sys
+        from sharedds.ingest import pack_slides, slide_job
+
+        class Spool(slide_job.TileSpool):
+            def append(self, *values, **options):
+                super().append(*values, **options)
+                if len(self) > 10:
+                    os._exit(9)
+
+        slide_job.TileSpool = Spool
+        pack_slides(sys.argv[1], sys.argv[2], tile=64, progress=False)
+        """,
+        tmp_path / "src",
+        out,
+        ok=False,
+    )
+    assert killed.returncode == 9
+    for text in ("earlier run", "row 0, column 3"):
+        with pytest.raises(DecodeError, match=text):
+            pack_slides(tmp_path / "src", out, tile=64, on_error="raise", progress=False)
 
 
 def test_other_options_begin_anew(tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ import io
 import lzma
 import struct
 import threading
+import time
 import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from slide_files import (
 )
 
 from sharedds.errors import DecodeError
+from sharedds.slides.tiff_tiles import PageTiles
 
 Array = npt.NDArray[Any]
 
@@ -402,6 +405,26 @@ def test_threads_share_a_reader(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
     assert wrong == []
+
+
+def test_threads_decode_a_tile_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that read parts of one tile at the same time wait for the one that decodes it."""
+    a = picture(512, 512)
+    file = slide(write_tiff(tmp_path / "a.tif", [page(a, tile=512, compression="deflate")]))
+    plain, decoded = PageTiles.pixels, []
+
+    def slow(self: PageTiles, row: int, column: int) -> Any:
+        decoded.append((row, column))
+        time.sleep(0.05)
+        return plain(self, row, column)
+
+    monkeypatch.setattr(PageTiles, "pixels", slow)
+    with file.open() as reader, ThreadPoolExecutor(8) as pool:
+        parts = pool.map(
+            lambda y: reader.read(0, y=y, x=0, height=64, width=512), range(0, 512, 64)
+        )
+        assert np.array_equal(np.concatenate(list(parts)), a)
+    assert decoded == [(0, 0)]
 
 
 def test_a_huge_plain_strip_is_read_by_its_rows(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -364,6 +365,21 @@ def test_decoded_tiles_are_kept_where_that_is_asked_for(tmp_path: Path) -> None:
         assert np.array_equal(keeping.array(0, "x")[region], plain.array(0, "x")[region])
     assert cache.stats.blocks == len(tiles) - 1
     assert cache.stats.hits > 0
+
+
+def test_threads_share_an_array(tmp_path: Path) -> None:
+    """Each gets the pixels that it asked for, also around a tile that is not there."""
+    tiles = [*GOOD[:5], b"", *GOOD[6:]]
+    array = stored(tmp_path / "x", EncodedArray(meta_of(), numbered(tiles)), "jpeg")
+    whole = array[:]
+
+    def right(turn: int) -> bool:
+        y, x = turn % 23, turn * 7 % 31
+        found = array.patch((y, x, 0), (17, 19, 3), scaled=False)
+        return np.array_equal(found, whole[y : y + 17, x : x + 19])
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(right, range(300)))
 
 
 def test_an_array_of_tiles_is_described_once(tmp_path: Path) -> None:

@@ -282,11 +282,32 @@ def test_downsamples_that_are_none_are_those_of_the_rows(tmp_path: Path, downs: 
     assert np.array_equal(own.read_mpp(0, 0, 0, 8, 0.5), LEVELS[1][:8, :8])
 
 
-def test_a_pixel_size_of_nearly_nothing_asks_for_no_memory(tmp_path: Path) -> None:
-    """A file may claim any."""
-    own = slides(tmp_path / "x", {"mpp": [1e-12, 1e-12]})
+@pytest.mark.parametrize(
+    "mpp",
+    [[1e-12, 1e-12], [1e-12, 1e6], [1e6, 1e-12], [1e-7, 1e4], [5e-324, 1], [1e300, 1e300]],
+    ids=str,
+)
+def test_a_pixel_size_that_cannot_be_asks_for_no_memory(tmp_path: Path, mpp: Any) -> None:
+    """A file may claim any, also one of an ordinary area; nor does it ask for much time."""
+    own = slides(tmp_path / "x", {"mpp": mpp})
     with pytest.raises(SchemaError, match="pixels of level"):
-        own.read_mpp(0, 0, 0, 8, 0.5)
+        own.read_mpp(0, 0, 0, 1, 0.5)
+
+
+@pytest.mark.parametrize(
+    "size", [(10**6, 10**6), (10**10, 1), (1, 10**10), (10**400, 1)], ids=["area", "y", "x", "int"]
+)
+def test_a_region_of_any_size_is_refused(store: Store, size: tuple[int, int]) -> None:
+    """However few pixels of the level it shows."""
+    with pytest.raises(SchemaError):
+        store.read_mpp(0, 0, 0, size, 1e-5)
+
+
+def test_a_place_beyond_all_numbers_is_refused(tmp_path: Path) -> None:
+    """A level of next to no downsampling puts it there."""
+    own = slides(tmp_path / "x", {"mpp": [1e300] * 2, "downsamples": [1e-300, 1e-299, 1e-298]})
+    with pytest.raises(SchemaError, match="pixels of level"):
+        own.read_mpp(0, 1e10, 0, 4, 0.5)
 
 
 # --- means by area -------------------------------------------------------------------------------

@@ -20,14 +20,13 @@ from sharedds.patches.frame import Frame, to_level_0
 from sharedds.patches.location import free_start
 from sharedds.patches.planar import Pair, Planar
 from sharedds.patches.tissue import TissuePatches, nearer, shifts
+from sharedds.store.requests import is_bounded
 
 __all__ = ["Place", "Places", "SlidePatches", "checked_patch"]
 
 Floats = npt.NDArray[np.float64]
 Shares = npt.NDArray[np.float32]
 SlidePatches = TissuePatches | UniformPatches | GridPatches
-
-_MOST = 1 << 27  # pixels that are averaged to one patch
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,13 +284,12 @@ def _require_bounded(source: StoredSlides, patch: Planar, slide: int, frame: Fra
         OptionError: They would.
     """
     sides: Any = getattr(patch, "size", (0, 0))
-    y, x = (
-        side * factor / frame.downsample for side, factor in zip(sides, frame.factor, strict=True)
-    )
-    if y * x > _MOST:
+    strides = [factor / frame.downsample for factor in frame.factor]
+    if not is_bounded(strides, sides):
+        y, x = (side * stride for side, stride in zip(sides, strides, strict=True))
         raise OptionError(
             f"{source.path}: slide {source.name(slide)!r}: a patch of {sides} pixels at "
-            f"mpp={patch.mpp} is {y:,.0f} x {x:,.0f} pixels of its level {frame.level}, the "
+            f"mpp={patch.mpp} is {y:,.6g} x {x:,.6g} pixels of its level {frame.level}, the "
             "coarsest that is fine enough; take a smaller mpp, or leave it out: slides=[...]",
             path=source.path,
             sample=slide,

@@ -42,7 +42,7 @@ class PackReport:
     pictures, each of which is a file, these are ``samples + failed_count + left_out_count``.
 
     Attributes:
-        kind: ``"images"`` or ``"volumes"``.
+        kind: ``"images"``, ``"volumes"`` or ``"slides"``.
         path: The store; with ``dry_run`` the one that would be made.
         report: The JSONL report: everything, one line each; empty with ``dry_run``.
         samples: Images, or cases, in the store.
@@ -264,7 +264,7 @@ def summary_of(report: str) -> dict[str, Any] | None:
 
 def _lines(outcome: PackReport, duplicates: Sequence[Duplicates]) -> Iterator[dict[str, Any]]:
     summary = outcome.summary()
-    if outcome.kind == "volumes":  # passed on with the store, where places mean nothing
+    if outcome.kind != "images":  # passed on with the store, where places mean nothing
         for name in ("path", "report"):
             summary[name] = os.path.basename(summary[name])
     yield {"event": "summary", **summary}

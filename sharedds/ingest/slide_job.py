@@ -17,11 +17,11 @@ from sharedds.ingest.job import bad_file
 from sharedds.ingest.places import clear_published, other_work
 from sharedds.ingest.report import FailureLog, PackReport
 from sharedds.ingest.slide_index import cell_of
-from sharedds.ingest.slide_prepare import SlideWork, fill_spool, sample_of
+from sharedds.ingest.slide_prepare import SlideWork, fill_spool, sample_of, stored_share
 from sharedds.ingest.slide_recipe import SlidePlan, SlideRecipe
-from sharedds.ingest.slide_scan import FoundSlide, FoundSlides
+from sharedds.ingest.slide_scan import ANNOTATIONS, FoundSlide, FoundSlides
 from sharedds.ingest.slide_shapes import Shapes, read_shapes
-from sharedds.ingest.slide_spool import TileSpool, spool_path
+from sharedds.ingest.slide_spool import TileSpool, remove_spool, spool_path
 from sharedds.ingest.volume_scan import reason_of
 from sharedds.packed import encode_text
 from sharedds.progress import Progress
@@ -31,6 +31,7 @@ from sharedds.text import printable
 __all__ = ["SlideJob", "nothing_packed"]
 
 _SHRUNK = {"jpeg": 0.12, "png": 0.6, "webp": 0.5, "lz4": 0.75, "zstd": 0.65, "raw": 1.0}
+_SAMPLED = 8  # slides that are looked into for an estimate
 _EARLIER = "was bad when an earlier run met it; pack anew to include it"
 
 
@@ -92,12 +93,30 @@ class SlideJob:
                 )
             yield self.found.slides[0].key, read_shapes(annotations)
             return
+        used = set()
         for slide in self.found.slides:
             stem = os.path.join(annotations, os.path.splitext(slide.path)[0])
             for name in (f"{stem}.geojson", f"{stem}.json", f"{annotations}/{slide.key}.geojson"):
                 if os.path.isfile(name):
+                    used.add(os.path.normpath(name))
                     yield slide.key, read_shapes(name)
                     break
+        self._tell_unused(annotations, used)
+
+    def _tell_unused(self, annotations: str, used: set[str]) -> None:
+        """Warn of files of annotations that are named as no slide: a slip would lose labels."""
+        unused = [
+            os.path.relpath(os.path.join(folder, name), annotations)
+            for folder, _, names in os.walk(annotations)
+            for name in names
+            if name.lower().endswith(ANNOTATIONS)
+            and os.path.normpath(os.path.join(folder, name)) not in used
+        ]
+        if unused:
+            self.outcome.warnings.append(
+                f"{len(unused):,} of the annotations are named as no slide, such as "
+                f"{printable(min(unused))}; name them as the slides are"
+            )
 
     def _work(self) -> str:
         drawn = {key: shapes.fingerprint for key, shapes in self._shapes.items()}
@@ -106,15 +125,27 @@ class SlideJob:
         return f"{self.found.fingerprint} {xxhash.xxh3_128_hexdigest(options.encode())}"
 
     def estimate(self) -> int:
-        """Return about how many bytes the store will take."""
+        """Return about how many bytes the store will take: some tiles are encoded to see."""
         total = 0.0
+        shares = self._shares()
         for slide in self.slides:
             header, plan = slide.file.header, self.plans[slide.key]
             pixels = sum(level.shape[0] * level.shape[1] for level in plan.levels)
             raw = pixels * header.channels * header.dtype.itemsize * len(plan.planes)
             kept = sum(level.keeps for level in plan.levels)
-            total += header.nbytes if kept else raw * _SHRUNK[self.codec]
+            usual = sum(shares.values()) / len(shares) if shares else _SHRUNK[self.codec]
+            total += header.nbytes if kept else raw * shares.get(slide.key, usual)
         return round(total)
+
+    def _shares(self) -> dict[str, float]:
+        """Return the share of its pixels' bytes that is stored, of some slides."""
+        shares = {}
+        encoded = [s for s in self.slides if not self.plans[s.key].levels[0].keeps]
+        for slide in encoded[:: -(-len(encoded) // _SAMPLED) or 1]:
+            share = stored_share(slide.file, self.plans[slide.key], self.recipe)
+            if share is not None:
+                shares[slide.key] = share
+        return shares
 
     def count_only(self) -> None:
         """Fill in what a run would pack, as far as headers tell."""
@@ -146,6 +177,7 @@ class SlideJob:
             self.outcome.resumed = self.outcome.samples = len(writer)
             for slide in self.slides[self._pass_over(writer, bar) :]:
                 self._pack(writer, bar, path, slide, workers=workers, on_error=on_error)
+            remove_spool(path)  # of a run that was killed after its last slide
             self._account()
             if not self.outcome.samples:
                 writer.abort(keep=False)

@@ -21,7 +21,7 @@ from sharedds.store.arrays import ChunkedArray
 from sharedds.store.blocking import EFFORT
 from sharedds.store.regions import Owner
 
-__all__ = ["Made", "Place", "TileMaker", "array_meta"]
+__all__ = ["Made", "Place", "TileMaker", "array_meta", "encoded_tile"]
 
 Values = npt.NDArray[Any]
 
@@ -120,7 +120,8 @@ class TileMaker:
                 pixels = self._read(place, level)
         except DecodeError as error:
             return Made(b"", b"", error)
-        return Made(self._encoded(pixels), self._figures(place, pixels))
+        data = encoded_tile(pixels, self.plan.codec, self.recipe)
+        return Made(data, self._figures(place, pixels))
 
     def _kept(self, place: Place, level: LevelPlan) -> Made:
         data = self.reader.stream(level.source or 0, row=place.row, column=place.column)
@@ -177,16 +178,6 @@ class TileMaker:
         whole = np.dtype(self.header.dtype).kind in "iu"
         return {"background": [round(n) if whole else float(n) for n in given]}
 
-    def _encoded(self, pixels: Values) -> bytes:
-        values = np.ascontiguousarray(pixels.reshape(pixels.shape[-3:]))
-        codec = self.plan.codec
-        if codec in TILE_CODECS:
-            quality = self.recipe.quality if codec == "jpeg" else None  # webp: without loss
-            return encode_tile(values, codec, quality=quality, chroma=self.recipe.chroma)
-        return encode_block(
-            values, codec, shuffle=is_shuffled(codec, values.dtype), effort=EFFORT[codec]
-        )
-
     def _figures(self, place: Place, pixels: Values | None) -> bytes:
         """Return what is on the cells of a tile of level 0, for the plane that is indexed."""
         if place.level or place.plane != self.plan.indexed:
@@ -207,6 +198,17 @@ class TileMaker:
             )
             parts.append(counts.tobytes())
         return b"".join(parts)
+
+
+def encoded_tile(pixels: Values, codec: str, recipe: SlideRecipe) -> bytes:
+    """Return a tile, (height, width, channels), as it is stored."""
+    values = np.ascontiguousarray(pixels.reshape(pixels.shape[-3:]))
+    if codec in TILE_CODECS:
+        quality = recipe.quality if codec == "jpeg" else None  # webp: without loss
+        return encode_tile(values, codec, quality=quality, chroma=recipe.chroma)
+    return encode_block(
+        values, codec, shuffle=is_shuffled(codec, values.dtype), effort=EFFORT[codec]
+    )
 
 
 def _halved(values: Values) -> Values:

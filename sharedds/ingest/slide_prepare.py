@@ -10,20 +10,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharedds.errors import DecodeError
+from sharedds.errors import DecodeError, MissingExtraError, SharedDSError
 from sharedds.ingest.executor import run_in_order
-from sharedds.ingest.slide_levels import Made, Place, TileMaker, array_meta
+from sharedds.ingest.slide_levels import Made, Place, TileMaker, array_meta, encoded_tile
 from sharedds.ingest.slide_recipe import SlidePlan, SlideRecipe
 from sharedds.ingest.slide_shapes import Shapes
 from sharedds.ingest.slide_spool import TileSpool
 from sharedds.slides.source import SlideFile, SlideHeader, SlideReader
 from sharedds.store import ArrayValue, EncodedArray
 
-__all__ = ["SlideWork", "fill_spool", "sample_of"]
+__all__ = ["SlideWork", "fill_spool", "sample_of", "stored_share"]
 
 _MOST_BAD = 0.5  # of the tiles of level 0: with more, the slide is refused
 _LISTED = 100  # bad tiles that are named in the store
 _NAMED = 20  # and in a report
+_SAMPLED = 12  # tiles of a slide that are encoded for an estimate
 
 Values = npt.NDArray[Any]
 
@@ -84,6 +85,11 @@ def fill_spool(
         classes=work.classes,
     )
     advance(len(spool), 0)
+    if spool.bad and raises:
+        raise DecodeError(
+            f"an earlier run, which skipped bad tiles, could not read {len(spool.bad):,} of its "
+            "tiles; the same call tells the first of them"
+        )
     if spool.bad:
         work.remarks.append(
             f"an earlier run could not read {len(spool.bad):,} of its tiles, which are left out"
@@ -163,6 +169,39 @@ def _is_by_rows(header: SlideHeader, level: int) -> bool:
         and header.planes == 1
         and (header.is_sequential or header.levels[level].tile is None)
     )
+
+
+def stored_share(file: SlideFile, plan: SlidePlan, recipe: SlideRecipe) -> float | None:
+    """Return what share of the bytes of the pixels is stored, by some tiles of level 0.
+
+    None where the slide cannot be read in places, or none of these tiles can be read.
+    """
+    header, level = file.header, plan.levels[0]
+    if _is_by_rows(header, 0):
+        return None
+    count = min(_SAMPLED, level.tiles)
+    read = stored = 0
+    try:
+        with file.open() as reader:
+            for number in range(count):
+                row, column = divmod((2 * number + 1) * level.tiles // (2 * count), level.grid[1])
+                y, x = row * level.tile[0], column * level.tile[1]
+                with contextlib.suppress(DecodeError):
+                    pixels = reader.read(
+                        0,
+                        y=y,
+                        x=x,
+                        height=min(level.tile[0], level.shape[0] - y),
+                        width=min(level.tile[1], level.shape[1] - x),
+                        plane=plan.planes[plan.indexed],
+                    )
+                    read += pixels.nbytes
+                    stored += len(encoded_tile(pixels, plan.codec, recipe))
+    except MissingExtraError:
+        raise
+    except SharedDSError:  # told when it is packed
+        return None
+    return stored / read if read else None
 
 
 def _nothing(work: SlideWork, place: Place) -> bytes:

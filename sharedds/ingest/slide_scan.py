@@ -16,7 +16,17 @@ from sharedds.ingest.volume_scan import Found, files_of, names_of, reason_of
 from sharedds.packed import encode_text
 from sharedds.slides import SlideFile, is_slide, recognise
 
-__all__ = ["SLIDE_ENDINGS", "FoundSlide", "FoundSlides", "find_slides", "holds_only_slides"]
+__all__ = [
+    "ANNOTATIONS",
+    "SLIDE_ENDINGS",
+    "FoundSlide",
+    "FoundSlides",
+    "find_slides",
+    "holds_only_slides",
+]
+
+ANNOTATIONS = (".geojson", ".json")
+"""Endings of files of annotations."""
 
 _TRIED = 200
 _DOUBLE = (".ome.tif", ".ome.tiff", ".ome.btf")
@@ -68,7 +78,8 @@ def find_slides(
         root: The folder.
         max_pixels: See :func:`sharedds.slides.recognise`.
         include_hidden: Let files and folders count whose name starts with a dot.
-        aside: Absolute paths of files and folders that hold no slides, such as annotations.
+        aside: Absolute paths of annotations: files, or folders whose GeoJSON files are meant. Such
+            a folder may be that of the slides.
         progress: Called with how many files were looked at.
 
     Raises:
@@ -87,7 +98,7 @@ def find_slides(
         if progress is not None:
             progress(number)
         place = Path(found.root, path)
-        if any(_is_in(str(place), other) for other in aside):
+        if any(_is_annotation(str(place), other) for other in aside):
             found.left_out.append(("list", "annotations", path, 1))
             continue
         try:
@@ -134,12 +145,14 @@ def holds_only_slides(root: str, *, include_hidden: bool = False) -> bool:
 
 def _with_keys(entries: list[tuple[str, SlideFile]]) -> list[FoundSlide]:
     """Name slides by their paths, without the extension where that tells them apart."""
+    paths = {path for path, _ in entries}
     stems = [_stem(path) for path, _ in entries]
     counts: dict[str, int] = {}
     for stem in stems:
         counts[stem] = counts.get(stem, 0) + 1
     return [
-        FoundSlide(stem if counts[stem] == 1 else path, path, file)
+        # A stem may be the path of another: a.tif.png beside a.tif.
+        FoundSlide(stem if counts[stem] == 1 and stem not in paths else path, path, file)
         for stem, (path, file) in zip(stems, entries, strict=True)
     ]
 
@@ -152,5 +165,8 @@ def _stem(path: str) -> str:
     return os.path.splitext(path)[0]
 
 
-def _is_in(path: str, other: str) -> bool:
-    return path == other or path.startswith(other.rstrip(os.sep) + os.sep)
+def _is_annotation(path: str, other: str) -> bool:
+    if path == other:
+        return True
+    named = path.lower().endswith(ANNOTATIONS)
+    return named and path.startswith(other.rstrip(os.sep) + os.sep)

@@ -18,7 +18,7 @@ import xxhash
 from sharedds.errors import StoreFormatError
 from sharedds.handles import read_at, storage_errors
 
-__all__ = ["TileSpool", "spool_path"]
+__all__ = ["TileSpool", "remove_spool", "spool_path"]
 
 _MAGIC = b"sharedds tiles 1\n"
 _RECORD = struct.Struct("<IIQ")  # bytes of the tile, bytes of its figures, checksum of both
@@ -28,6 +28,16 @@ _NOTE = struct.Struct("<B")
 def spool_path(path: str) -> str:
     """Return where the tiles of the slide at work lie beside an output."""
     return f"{path}.tiles"
+
+
+def remove_spool(path: str) -> None:
+    """Take away what a run that was killed at its very end left beside an output."""
+    place = spool_path(path)
+    with contextlib.suppress(OSError):
+        with open(place, "rb") as file:
+            ours = file.read(len(_MAGIC)) == _MAGIC
+        if ours:
+            os.unlink(place)
 
 
 class TileSpool:

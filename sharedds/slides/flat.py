@@ -1,8 +1,9 @@
 """Pictures without tiles or levels, of any size: libvips reads them from top to bottom.
 
 Pixels come as they are stored, in 8 or 16 bits or as floats; palettes become colours, one bit
-becomes 0 and 255, CMYK becomes RGB, and transparent pixels lie on white. Orientations that need
-another order of rows are applied to pictures of up to 512 MiB, which are held in memory for it.
+becomes 0 and 255, CMYK becomes RGB, and transparent pixels lie on white, by the rules for ordinary
+pictures. Orientations that need another order of rows are applied to pictures of up to 512 MiB,
+which are held in memory for it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
+from sharedds.codecs.pixels import Samples, finish
 from sharedds.errors import DecodeError, ImageTooLargeError, SourceError
 from sharedds.slides.libvips import load_libvips, quiet
 from sharedds.slides.source import SlideHeader, SlideLevel
@@ -26,9 +29,9 @@ from sharedds.slides.source import SlideHeader, SlideLevel
 __all__ = ["FlatReader", "FlatSlide", "open_flat"]
 
 MAX_PIXELS = 100_000_000_000
-MAX_WHOLE = 1 << 30  # bytes of pixels of what is held as a whole: WebP, interlaced, progressive
+MAX_WHOLE = 1 << 30  # bytes of what libvips holds as a whole: WebP, interlaced, progressive
 MAX_TURNED = 512 << 20
-_BAND = 256 << 10  # bytes that are asked for at once
+_BAND = 256 << 10  # bytes asked of libvips at once: what it frees in small pieces is used again
 _FORMATS = {
     "jpegload": "JPEG",
     "pngload": "PNG",
@@ -37,6 +40,7 @@ _FORMATS = {
     "tiffload": "TIFF",
 }
 _WHOLE = ("WebP", "JPEG 2000")
+_WEBP_PIXEL = 8  # bytes that libwebp and libvips hold for each, of any WebP
 _PIXELS_A_BYTE = {"JPEG": 512, "PNG": 8448}  # no file holds more: two codes a block; 1032 x 8 bits
 _DTYPES = {
     "uchar": "u1",
@@ -92,34 +96,30 @@ class FlatReader:
     def rows(self, height: int) -> Iterator[npt.NDArray[Any]]:
         """Yield the picture from top to bottom, (up to height, width, channels) each.
 
-        Of JPEG data libvips tells what is cut short, and not all that is damaged.
-
         Raises:
-            DecodeError: It is damaged or cut short; the text has the rows.
+            DecodeError: It is damaged or cut short; the text has the row.
         """
         header = self._header
         vips = load_libvips(header.format)
         whole, width = header.levels[0].shape
         with quiet():
-            image = _as_shown(vips, _loaded(vips, header.path), header.path)
+            image = _upright(vips, _loaded(vips, header.path), header.path)
             region = vips.Region.new(image)
-            # Few at a time: buffers of many rows stay in the heap when they are freed.
-            at_once = max(1, _BAND // (width * header.channels * header.dtype.itemsize))
+            at_once = max(1, _BAND // (width * image.bands * header.dtype.itemsize))
             for top in range(0, whole, height):
                 values = np.empty((min(height, whole - top), width, header.channels), header.dtype)
                 for start in range(0, len(values), at_once):
                     count = min(at_once, len(values) - start)
-                    first = top + start
                     try:
-                        data = region.fetch(0, first, width, count)
+                        data = region.fetch(0, top + start, width, count)
                     except vips.Error as error:
                         raise DecodeError(
-                            f"{header.path}: rows {first:,} to {first + count - 1:,} cannot be "
-                            f"decoded: {_told(error)}",
+                            f"{header.path}: rows {top + start:,} to {top + start + count - 1:,} "
+                            f"cannot be decoded: {_told(error)}",
                             path=header.path,
                         ) from error
-                    rows = np.frombuffer(data, header.dtype)
-                    values[start : start + count] = rows.reshape(count, width, header.channels)
+                    stored = np.frombuffer(data, header.dtype).reshape(count, width, -1)
+                    values[start : start + count] = _as_meant(image, stored)
                 yield values
 
     def read(
@@ -173,20 +173,39 @@ def open_flat(path: Path, *, max_pixels: int | None = None) -> FlatSlide | None:
         form = _FORMATS.get(_text(image, "vips-loader").removesuffix("_source"))
         if form is None:
             return None
-        _check_size(image, name, form, nbytes=identity[2], most=max_pixels or MAX_PIXELS)
-        shown = _as_shown(vips, image, name, check=True)
-    remarks = []
-    if image.hasalpha():
-        remarks.append("transparent pixels lie on white")
-    if image.interpretation == "cmyk":
+        _check_size(
+            image,
+            name,
+            form,
+            nbytes=identity[2],
+            most=MAX_PIXELS if max_pixels is None else max_pixels,
+        )
+        shown = _upright(vips, image, name, check=True)
+    remarks, channels = [], image.bands
+    if _is_cmyk(image):
         remarks.append("CMYK became RGB")
+        channels = 3
+    elif _is_transparent(image):
+        remarks.append("transparent pixels lie on white")
+        channels -= 1
+    if remarks and image.format not in ("uchar", "ushort"):
+        raise DecodeError(
+            f"{name}: alpha or CMYK of {_DTYPES[image.format]} numbers has no full scale; write "
+            "it as colours of 8 or 16 bits",
+            path=name,
+        )
+    if _is_cmyk(image) and (image.format, image.bands) != ("uchar", 4):
+        raise DecodeError(
+            f"{name}: CMYK of 16 bits or with more channels would lose something; write it as RGB",
+            path=name,
+        )
     header = SlideHeader(
         path=name,
         format=form,
         dtype=np.dtype(_DTYPES[shown.format]),
         levels=(SlideLevel(shape=(shown.height, shown.width), downsample=1.0),),
-        channels=shown.bands,
-        is_rgb=shown.bands == 3 and shown.interpretation in _COLOURS,
+        channels=channels,
+        is_rgb=channels == 3 and (_is_cmyk(image) or image.interpretation in _COLOURS),
         mpp=_pixel_size(image),
         is_sequential=True,
         remarks=tuple(remarks),
@@ -208,10 +227,18 @@ def _identity(path: str) -> tuple[int, int, int, int]:
 def _loaded(vips: Any, path: str) -> Any:
     # A name may hold brackets, which libvips takes for options: the loader is asked for by itself.
     try:
-        source = vips.Source.new_from_file(path)
-        return vips.Image.new_from_source(source, "", access="sequential", fail_on="error")
+        image = _source(vips, path, "error")
+        if "jpegload" in _text(image, "vips-loader"):
+            # Data that ends too early is only a warning there, and the rest would be grey.
+            return _source(vips, path, "warning")
+        return image
     except vips.Error as error:
         raise DecodeError(f"{path}: {_told(error)}", path=path) from error
+
+
+def _source(vips: Any, path: str, fail_on: str) -> Any:
+    source = vips.Source.new_from_file(path)
+    return vips.Image.new_from_source(source, "", access="sequential", fail_on=fail_on)
 
 
 def _told(error: Any) -> str:
@@ -240,6 +267,8 @@ def _check_size(image: Any, path: str, form: str, *, nbytes: int, most: int) -> 
     itemsize = np.dtype(_DTYPES[image.format]).itemsize
     whole = pixels * image.bands * itemsize
     kind = form if form in _WHOLE else ""
+    if form == "WebP":
+        whole = pixels * _WEBP_PIXEL
     if _text(image, "interlaced") not in ("", "0"):
         kind = "a progressive JPEG" if form == "JPEG" else f"an interlaced {form}"
         whole *= 2 if form == "JPEG" else 1
@@ -251,12 +280,28 @@ def _check_size(image: Any, path: str, form: str, *, nbytes: int, most: int) -> 
         )
 
 
-def _as_shown(vips: Any, image: Any, path: str, *, check: bool = False) -> Any:
-    """Return the picture as it is meant to be seen; nothing is decoded where ``check`` is set."""
-    if image.interpretation == "cmyk":
-        image = image.colourspace("srgb")
-    if image.hasalpha():
-        image = image.flatten(background=_white(image))
+def _is_cmyk(image: Any) -> bool:
+    return bool(image.interpretation == "cmyk")
+
+
+def _is_transparent(image: Any) -> bool:
+    return bool(image.hasalpha()) and image.bands in (2, 4)
+
+
+def _as_meant(image: Any, stored: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return rows as colours or grey values: without alpha, and CMYK as RGB."""
+    if _is_cmyk(image):
+        size = stored.shape[1], stored.shape[0]
+        return np.asarray(Image.frombytes("CMYK", size, stored.tobytes()).convert("RGB"))
+    if not _is_transparent(image):
+        return stored
+    samples = Samples(colour=stored[..., :-1], alpha=stored[..., -1:])
+    mode = "RGB" if stored.shape[2] == 4 else "L"
+    return finish(samples, mode=mode, depth="keep", background=(255, 255, 255))
+
+
+def _upright(vips: Any, image: Any, path: str, *, check: bool = False) -> Any:
+    """Return the picture turned as it is meant; nothing is decoded where ``check`` is set."""
     turn = int(image.get("orientation")) if image.get_typeof("orientation") else 1
     if turn not in range(2, 9):
         return image
@@ -276,12 +321,6 @@ def _as_shown(vips: Any, image: Any, path: str, *, check: bool = False) -> Any:
             except vips.Error as error:
                 raise DecodeError(f"{path}: {_told(error)}", path=path) from error
     return image.autorot()
-
-
-def _white(image: Any) -> float:
-    if image.interpretation in ("rgb16", "grey16"):
-        return 65_535.0
-    return 1.0 if image.format in ("float", "double") else 255.0
 
 
 def _pixel_size(image: Any) -> tuple[float, float] | None:

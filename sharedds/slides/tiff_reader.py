@@ -53,6 +53,8 @@ class TiffReader:
         self._bytes = 0
         self._closed = False
         self._lock = threading.Lock()
+        self._decoding: set[tuple[_Key, int]] = set()
+        self._decoded = threading.Condition(self._lock)
 
     def read(self, level: int, *, y: int, x: int, height: int, width: int, plane: int = 0) -> Array:
         """Return a region inside a level, (height, width, channels).
@@ -181,10 +183,22 @@ class TiffReader:
     def _pixels(self, tiles: PageTiles, place: _Key, column: int) -> Array | None:
         key = (place, column)
         with self._lock:
+            while key in self._decoding:  # by another thread: not once more
+                self._decoded.wait()
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        pixels = tiles.pixels(place[3], column)
+            self._decoding.add(key)
+        try:
+            pixels = tiles.pixels(place[3], column)
+            self._keep(tiles, key, pixels)
+        finally:
+            with self._lock:
+                self._decoding.discard(key)
+                self._decoded.notify_all()
+        return pixels
+
+    def _keep(self, tiles: PageTiles, key: tuple[_Key, int], pixels: Array | None) -> None:
         size = 0 if pixels is None else pixels.nbytes
         most = CACHED_BYTES if tiles.page.tiled else CACHED_STRIP_BYTES
         with self._lock:
@@ -194,7 +208,6 @@ class TiffReader:
             while self._bytes > most or len(self._kept) > 4096:
                 _, dropped = self._kept.popitem(last=False)
                 self._bytes -= 0 if dropped is None else dropped.nbytes
-        return pixels
 
     def _background(self, first: int, channels: int) -> Array:
         whole = self._header.background

@@ -118,6 +118,10 @@ class VendorReader:
         path = self._header.path
         if name not in self._header.associated:
             raise SourceError(f"{path}: has no picture {name!r}", path=path)
+        known = self._slide.properties
+        sides = [known.get(f"openslide.associated.{name}.{side}") for side in ("width", "height")]
+        if (_number(sides[0]) or 0) * (_number(sides[1]) or 0) * 4 > MAX_PICTURE_BYTES:
+            raise DecodeError(f"{path}: picture {name!r} takes over 256 MiB", path=path)
         try:
             picture = self._slide.associated_images[name]
         except _load().OpenSlideError as error:

@@ -29,6 +29,7 @@ __all__ = [
     "checked_requests",
     "downsamples",
     "entries_touched",
+    "is_bounded",
     "level_for",
     "pixel_size",
     "read_regions",
@@ -38,7 +39,8 @@ __all__ = [
 
 Values = npt.NDArray[Any]
 _SAME = 1e-6  # of a ratio of pixel sizes, that is none
-_MOST = 1 << 27  # pixels of a level that are averaged to one region
+_MOST = 1 << 27  # pixels that are read, made, or made in between, for one region
+_LONGEST = 1 << 14  # pixels along a side that are averaged to one
 
 
 class Request(NamedTuple):
@@ -225,6 +227,23 @@ def _numbers(value: Any, count: int) -> tuple[float, ...] | None:
     return tuple(float(each) for each in value)
 
 
+def is_bounded(strides: Sequence[float], size: Sequence[int]) -> bool:
+    """Whether averaging a region takes no more memory and time than a process should spend.
+
+    Each axis counts for itself: a pixel size that is tiny along one and huge along the other has
+    an ordinary area, and still asks for any number of rows.
+
+    Args:
+        strides: Pixels of a level for each of the result, (y, x).
+        size: Of the result.
+    """
+    if not 0 < min(size) <= max(size) <= _MOST:
+        return False
+    if not _SAME < min(strides) <= max(strides) <= _LONGEST:
+        return False
+    return math.prod(max(1, stride) * n for stride, n in zip(strides, size, strict=True)) <= _MOST
+
+
 def read_scaled(
     array: ChunkedArray,
     name: str,
@@ -249,11 +268,14 @@ def read_scaled(
     level, step = array.level(number), steps[number]
     begins = [at / step for at in begin]
     strides = [factor / step for factor in factors]
-    if height * strides[0] * width * strides[1] > _MOST:
+    if not is_bounded(strides, (height, width)) or not all(map(math.isfinite, begins)):
+        rows, columns = (f"{stride:.3g}" for stride in strides)
         raise array.owner.error(
             SchemaError,
-            f"{height} x {width} pixels at mpp={mpp} are more than {_MOST:,} pixels of level "
-            f"{number}, the coarsest that is fine enough; read less of it, or make coarser levels",
+            f"{height:.7g} x {width:.7g} pixels at mpp={mpp}, each of {rows} x {columns} pixels of "
+            f"level {number}, the coarsest that is fine enough: {_MOST:,} pixels can be read and "
+            f"made, from {_SAME} to {_LONGEST:,} along a side for each; read less of it, or make "
+            "coarser levels",
         )
     lows = [math.floor(at + _SAME) for at in begins]
     sides = [
@@ -282,6 +304,7 @@ def _asked(
             operator.index(n) for n in (size if isinstance(size, Iterable) else (size, size))
         )
         place, plane = (float(y), float(x)), operator.index(plane)
+        float(height), float(width)
         sound = min(height, width) > 0 < float(mpp) < math.inf and all(map(math.isfinite, place))
     except (TypeError, ValueError, OverflowError):
         sound = False
