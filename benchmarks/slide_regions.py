@@ -4,12 +4,12 @@ Measured: 400 regions of 224² and of 512² pixels, on the grid of the tiles and
 picture of 30,000 × 30,000 pixels made of photos (``--data`` names class folders of them; without,
 parts are drawn), as a TIFF with JPEG tiles of 256², quality 90. Median ms for a region as an array
 of its own, by one handle that stays open and one thread. Warm: the file is in the page cache. Cold:
-40 regions, each after the system has dropped the file from its cache, opened anew; the opening is
-kept out. Our store has the same tiles, copied (``codec="keep"``), without a cache of decoded tiles.
-OpenSlide, tifffile with zarr, pyvips, cuCIM read the TIFF; Pillow decodes the whole picture, as one
-JPEG, for each region (two of them). Each reader is first compared with the picture. Then packing:
-the TIFF with its tiles kept, and the one JPEG streamed and cut into tiles; s, and the most
-proportional memory (PSS) meanwhile.
+40 regions, the system dropping the file from its cache before each; the handle stays. Opening: a
+handle is made and reads its first region, all of it cold; five times. Our store has the same tiles,
+copied (``codec="keep"``), without a cache of decoded tiles. OpenSlide, tifffile with zarr, pyvips,
+cuCIM read the TIFF; Pillow decodes the whole picture, as one JPEG, for each region (two of them).
+Each reader is first compared with the picture. Then packing: the TIFF with its tiles kept, and the
+one JPEG streamed and cut into tiles; s, and the most proportional memory (PSS) meanwhile.
 Kept out: making the picture; several levels; loading in several processes.
 Reproduce: ``scripts/bench slide_regions --data FOLDER --peers PYTHON``.
 """

@@ -278,9 +278,10 @@ def test_a_pixel_size_that_nobody_knows_is_refused(tmp_path: Path) -> None:
     assert len(SlideDataset(tmp_path / "x.lmdb", patch=UniformPatches(8, mpp=1), slides=["a"])) == 1
 
 
-def test_a_patch_is_not_made_of_billions_of_pixels(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mpp", [1e-6, 1e308])
+def test_a_patch_is_not_made_of_billions_of_pixels(tmp_path: Path, mpp: float) -> None:
     """A slide that lies about the size of its pixels costs no memory."""
-    write_slides(tmp_path / "x.lmdb", {"a": Slide(image=picture(60, 60), mpp=1e-6)})
+    write_slides(tmp_path / "x.lmdb", {"a": Slide(image=picture(60, 60), mpp=mpp)})
     with pytest.raises(OptionError, match=r"'a'.*take a smaller mpp"):
         SlideDataset(tmp_path / "x.lmdb", patch=UniformPatches(224, mpp=0.5))
 

@@ -124,6 +124,7 @@ FLOORS: dict[int, tuple[Room, ...]] = {
                 "tiff_reader",
                 "tiff",
                 "flat",
+                "jpeg2000",
                 "vendor",
                 "opening",
             ),

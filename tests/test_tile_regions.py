@@ -212,6 +212,13 @@ def test_the_coarsest_level_that_is_fine_enough_is_averaged(
     assert np.abs(store.read_mpp(0, 0, 0, (6, 8), mpp) - wanted).max() <= 0.51
 
 
+def test_a_level_that_is_coarser_by_a_hair_is_fine_enough(tmp_path: Path) -> None:
+    """Levels of scanners are no whole parts of the finest; the next one has four times the data."""
+    own = slides(tmp_path / "x", {"mpp": [0.25, 0.25], "downsamples": [1.0, 2.001, 4.003]})
+    found = own.read_mpp(0, 0, 0, (4, 4), 1.0).astype(int)
+    assert np.abs(found - LEVELS[2][:4, :4]).max() <= 2
+
+
 def test_outside_is_background(store: Store) -> None:
     """Also a region that does not touch the slide."""
     found = store.read_mpp(0, -8, -8, 16, 0.5)

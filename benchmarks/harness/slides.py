@@ -17,6 +17,7 @@ from harness.files import evict, read_all
 
 __all__ = [
     "COLD",
+    "OPENING",
     "REGIONS",
     "SIDES",
     "SIZE",
@@ -30,11 +31,11 @@ __all__ = [
 
 SIDES = (224, 512)
 WAYS = ("aligned", "shifted")
-WARM, COLD = "warm", "cold"
+WARM, COLD, OPENING = "warm", "cold", "opening, cold"
 SIZE = "MB on disk"
 TILE = 256
 REGIONS = 400  # of each kind
-_COLD_COUNT = 40
+_COLD_COUNT, _OPENINGS = 40, 5
 _FAR = 6.0  # mean difference at most, of 255: a decoder may smooth colour as it likes
 
 # Reads the square region whose upper left pixel is (y, x): an array of its own, (h, w, 3) uint8.
@@ -77,9 +78,9 @@ def measure(
 ) -> Mapping[str, float]:
     """Time regions one by one, by one handle that is kept; return the figures.
 
-    Warm: the file is in the page cache. Cold: the file is dropped from it before each region, which
-    a handle that stays open allows only where nothing is mapped: it is opened anew, and the opening
-    kept out.
+    Warm: the file is in the page cache. Cold: the file is dropped from it before each region; what
+    the handle knows of it stays, in its memory or in pages that it has mapped. Opening: a handle is
+    made and reads its first region, all of it cold.
 
     Args:
         task: What to read.
@@ -97,17 +98,37 @@ def measure(
             figures[_name(side, way, WARM)] = _median(_timed(reader, at, side) for at in places)
             del reader
             if way == "shifted":
-                spent = []
-                for at in places[: min(most, _COLD_COUNT)]:
-                    gc.collect()  # files stay mapped as long as rings of objects wait for it
-                    for file in files:
-                        evict(file, most=0.05)
-                    reader = opened()
-                    spent.append(_timed(reader, at, side))
-                    del reader
-                figures[_name(side, way, COLD)] = _median(spent)
+                spent = _cold(files, places, side, opened)
+                figures[_name(side, way, OPENING)], figures[_name(side, way, COLD)] = spent
                 read_all(place)
     return figures
+
+
+def _cold(
+    files: list[Path], places: list[tuple[int, int]], side: int, opened: Callable[[], Reader]
+) -> tuple[float, float]:
+    """Return the ms of opening with the first region, and of a region by a handle that is kept."""
+    opening = []
+    few = min(_OPENINGS, len(places) // 2)
+    for at in places[:few]:
+        reader: Reader | None = None  # what is mapped cannot be dropped
+        gc.collect()  # files stay mapped as long as rings of objects wait for it
+        _drop(files, most=0.05)
+        begin = time.perf_counter()
+        reader = opened()
+        reader(at[0], at[1], side)
+        opening.append((time.perf_counter() - begin) * 1e3)
+    spent = []
+    for at in places[few : few + _COLD_COUNT]:
+        _drop(files, most=0.3)  # what it has mapped stays, of a small picture much
+        assert reader is not None
+        spent.append(_timed(reader, at, side))
+    return _median(opening), _median(spent)
+
+
+def _drop(files: list[Path], *, most: float) -> None:
+    for file in files:
+        evict(file, most=most)
 
 
 def _name(side: int, way: str, how: str) -> str:

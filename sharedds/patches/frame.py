@@ -14,6 +14,8 @@ from sharedds.patches.planar import Pair
 __all__ = ["Frame", "checked_factors", "to_level_0"]
 
 _NEAR = 1e-6  # what rounding may do to a ratio of pixel sizes
+_FINE_ENOUGH = 1 + 1e-3  # as of Store.read_mpp: levels are rarely whole parts of the finest
+_LONGEST = 2.0**53  # of a side, where a file claims pixels of no size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +73,11 @@ class Frame:
             mpp: Of level 0, along (y, x).
         """
         factor = wanted / mpp[0], wanted / mpp[1]
-        fine = [at for at, down in enumerate(downsamples) if down <= min(factor) * (1 + _NEAR)]
+        fine = [at for at, down in enumerate(downsamples) if down <= min(factor) * _FINE_ENOUGH]
         level = max(fine, key=lambda at: downsamples[at], default=0)
         height, width = (
-            max(1, int(side / each + _NEAR)) for side, each in zip(shapes[0], factor, strict=True)
+            max(1, int(min(side / each, _LONGEST) + _NEAR))
+            for side, each in zip(shapes[0], factor, strict=True)
         )
         return cls(
             shape=(height, width),

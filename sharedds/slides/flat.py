@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,16 @@ from sharedds.errors import DecodeError, ImageTooLargeError, SourceError
 from sharedds.slides.libvips import load_libvips, quiet
 from sharedds.slides.source import SlideHeader, SlideLevel
 
-__all__ = ["FlatReader", "FlatSlide", "open_flat"]
+__all__ = [
+    "MAX_PIXELS",
+    "MAX_WHOLE",
+    "FileIdentity",
+    "FlatReader",
+    "FlatSlide",
+    "identity_of",
+    "open_flat",
+    "streams_jpeg2000",
+]
 
 MAX_PIXELS = 100_000_000_000
 MAX_WHOLE = 1 << 30  # bytes of what libvips holds as a whole: WebP, interlaced, progressive
@@ -57,17 +66,35 @@ _MIRRORED = 2  # the one orientation that leaves rows where they are
 _COLOURS = ("srgb", "rgb", "rgb16", "scrgb")
 
 
+class FileIdentity(NamedTuple):
+    """What tells a file from another one in its place."""
+
+    device: int
+    inode: int
+    nbytes: int
+    mtime_ns: int
+
+    def require(self, path: str) -> None:
+        """Raise :class:`DecodeError` unless the file is still the same."""
+        if identity_of(path) != self:
+            raise DecodeError(
+                f"{path}: is another file than the one that was looked at (its size, time or place "
+                "on the disk changed); start again",
+                path=path,
+            )
+
+
 @dataclass(frozen=True, kw_only=True)
 class FlatSlide:
     """A picture whose header is read.
 
     Attributes:
         header: What is known of it.
-        identity: Device, inode, bytes and time of change of the file that was looked at.
+        identity: Of the file that was looked at.
     """
 
     header: SlideHeader
-    identity: tuple[int, int, int, int]
+    identity: FileIdentity
 
     @contextmanager
     def open(self) -> Iterator[FlatReader]:
@@ -77,13 +104,7 @@ class FlatSlide:
             DecodeError: The file is another one than the one that was looked at, or damaged.
             SourceError: It cannot be read.
         """
-        path = self.header.path
-        if _identity(path) != self.identity:
-            raise DecodeError(
-                f"{path}: is another file than the one that was looked at (its size, time or place "
-                "on the disk changed); start again",
-                path=path,
-            )
+        self.identity.require(self.header.path)
         yield FlatReader(self.header)
 
 
@@ -91,7 +112,7 @@ class FlatReader:
     """The pixels of a picture, from top to bottom."""
 
     def __init__(self, header: SlideHeader) -> None:
-        self._header = header
+        self.header = header
 
     def rows(self, height: int) -> Iterator[npt.NDArray[Any]]:
         """Yield the picture from top to bottom, (up to height, width, channels) each.
@@ -99,7 +120,7 @@ class FlatReader:
         Raises:
             DecodeError: It is damaged or cut short; the text has the row.
         """
-        header = self._header
+        header = self.header
         vips = load_libvips(header.format)
         whole, width = header.levels[0].shape
         with quiet():
@@ -131,9 +152,9 @@ class FlatReader:
             SourceError: Always.
         """
         raise SourceError(
-            f"{self._header.path}: a {self._header.format} without tiles is read from top to "
+            f"{self.header.path}: a {self.header.format} without tiles is read from top to "
             "bottom; pack it to read regions",
-            path=self._header.path,
+            path=self.header.path,
         )
 
     def stream(self, level: int, *, row: int, column: int) -> bytes | None:
@@ -146,7 +167,7 @@ class FlatReader:
         Raises:
             SourceError: Always.
         """
-        raise SourceError(f"{self._header.path}: has no picture {name!r}", path=self._header.path)
+        raise SourceError(f"{self.header.path}: has no picture {name!r}", path=self.header.path)
 
 
 def open_flat(path: Path, *, max_pixels: int | None = None) -> FlatSlide | None:
@@ -166,7 +187,7 @@ def open_flat(path: Path, *, max_pixels: int | None = None) -> FlatSlide | None:
         MissingExtraError: libvips is not installed.
     """
     name = str(path)
-    identity = _identity(name)
+    identity = identity_of(name)
     vips = load_libvips(name)
     with quiet():
         image = _loaded(vips, name)
@@ -177,7 +198,7 @@ def open_flat(path: Path, *, max_pixels: int | None = None) -> FlatSlide | None:
             image,
             name,
             form,
-            nbytes=identity[2],
+            nbytes=identity.nbytes,
             most=MAX_PIXELS if max_pixels is None else max_pixels,
         )
         shown = _upright(vips, image, name, check=True)
@@ -209,19 +230,30 @@ def open_flat(path: Path, *, max_pixels: int | None = None) -> FlatSlide | None:
         mpp=_pixel_size(image),
         is_sequential=True,
         remarks=tuple(remarks),
-        nbytes=identity[2],
+        nbytes=identity.nbytes,
     )
     return FlatSlide(header=header, identity=identity)
 
 
-def _identity(path: str) -> tuple[int, int, int, int]:
+def identity_of(path: str) -> FileIdentity:
+    """Return which file is at a path.
+
+    Raises:
+        SourceError: It cannot be read, or is no ordinary file.
+    """
     try:
         info = os.stat(path)
     except OSError as error:
         raise SourceError(f"{path}: cannot be read ({error.strerror})", path=path) from error
     if not stat.S_ISREG(info.st_mode):
         raise SourceError(f"{path}: is no ordinary file", path=path)
-    return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
+    return FileIdentity(info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns)
+
+
+def streams_jpeg2000() -> bool:
+    """Return whether this libvips was built with JPEG 2000; that of the wheels is not."""
+    vips = load_libvips("JPEG 2000")
+    return bool(vips.type_find("VipsOperation", "jp2kload_source"))
 
 
 def _loaded(vips: Any, path: str) -> Any:

@@ -7,7 +7,8 @@ import stat
 from pathlib import Path
 
 from sharedds.errors import DecodeError, MissingExtraError, SharedDSError, SourceError
-from sharedds.slides.flat import open_flat
+from sharedds.slides.flat import open_flat, streams_jpeg2000
+from sharedds.slides.jpeg2000 import open_jpeg2000
 from sharedds.slides.source import SlideFile
 from sharedds.slides.tiff import open_tiff
 from sharedds.slides.vendor import open_vendor, vendor_of
@@ -15,7 +16,8 @@ from sharedds.slides.vendor import open_vendor, vendor_of
 __all__ = ["is_slide", "recognise"]
 
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-_PICTURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"\0\0\0\x0cjP  ", b"\xff\x4f\xff\x51")
+_JPEG_2000 = (b"\0\0\0\x0cjP  ", b"\xff\x4f\xff\x51")
+_PICTURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", *_JPEG_2000)
 #: Names of formats that OpenSlide knows and that do not begin as a TIFF or a picture would.
 _VENDORS = (".mrxs", ".vms", ".vmu", ".svslide", ".zvi", ".czi", ".dcm")
 _SLIDES = (".svs", ".ndpi", ".scn", ".bif", ".ome.tif", ".ome.tiff", *_VENDORS[:-1])
@@ -44,6 +46,8 @@ def recognise(path: Path, *, max_pixels: int | None = None) -> SlideFile | None:
         return _of_tiff(path, max_pixels)
     if _may_be_of_vendor(path, head) and vendor_of(path) is not None:
         return open_vendor(path)
+    if head.startswith(_JPEG_2000) and not streams_jpeg2000():
+        return open_jpeg2000(path, max_pixels=max_pixels)
     if head.startswith(_PICTURES) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP"):
         return open_flat(path, max_pixels=max_pixels)
     return None

@@ -39,6 +39,7 @@ __all__ = [
 
 Values = npt.NDArray[Any]
 _SAME = 1e-6  # of a ratio of pixel sizes, that is none
+_FINE_ENOUGH = 1 + 1e-3  # levels of files are rarely whole parts of the finest: 4.0003, say
 _MOST = 1 << 27  # pixels that are read, made, or made in between, for one region
 _LONGEST = 1 << 14  # pixels along a side that are averaged to one
 
@@ -193,13 +194,13 @@ def _entire(piece: Piece) -> Piece:
 
 
 def level_for(downsamples: Sequence[float], factor: float) -> int:
-    """Return the coarsest level that is not coarser than wanted.
+    """Return the coarsest level that is not coarser than wanted, by a thousandth at most.
 
     Args:
         downsamples: Of the levels, finest first.
         factor: Pixels of level 0 for each pixel that is wanted.
     """
-    fitting = [n for n, step in enumerate(downsamples) if step <= factor * (1 + _SAME)]
+    fitting = [n for n, step in enumerate(downsamples) if step <= factor * _FINE_ENOUGH]
     return fitting[-1] if fitting else 0
 
 
