@@ -23,7 +23,7 @@ from harness.files import read_all
 from harness.organs import DRAW, HELD, PATCH, Draw, draws, sides, write_label
 
 from sharedds.datasets.volume_cases import StoredVolumes
-from sharedds.ingest.volume_pack import pack_volumes
+from sharedds.ingest.volumes.pack import pack_volumes
 from sharedds.patches import ForegroundPatches
 from sharedds.store import Store
 

@@ -21,7 +21,7 @@ from harness import Benchmark, Case, Context, Goal, Stopwatch, main, ratios, rea
 
 from sharedds.ingest import ImageRecipe, pack
 from sharedds.ingest.executor import run_in_order
-from sharedds.ingest.images import ImageResult, Ingester
+from sharedds.ingest.images.prepare import ImageResult, Ingester
 
 _RATE = "img/s"
 _CPU = "ms CPU an image"

@@ -32,7 +32,7 @@ from PIL import Image
 from torch import nn
 
 from sharedds.datasets.volumes import VolumeDataset
-from sharedds.ingest.volume_pack import pack_volumes
+from sharedds.ingest.volumes.pack import pack_volumes
 from sharedds.loader import build_loader
 from sharedds.patches import Aggregator, ForegroundPatches, GridPatches
 

@@ -43,7 +43,7 @@ from harness.patches import (
 from harness.training import torch_cases
 
 from sharedds.datasets.volumes import VolumeDataset
-from sharedds.ingest.volume_pack import pack_volumes
+from sharedds.ingest.volumes.pack import pack_volumes
 from sharedds.loader import build_loader
 from sharedds.patches import ForegroundPatches
 

@@ -187,12 +187,12 @@ def test_an_error_is_one_line(photos: Path, tmp_path: Path) -> None:
 
 SLOW = """
 import sys, time
-from sharedds.ingest import images
-real = images.Ingester.__call__
+from sharedds.ingest.images.prepare import Ingester
+real = Ingester.__call__
 def slow(self, path):
     time.sleep(0.3)
     return real(self, path)
-images.Ingester.__call__ = slow
+Ingester.__call__ = slow
 from sharedds.cli import main
 sys.exit(main(["pack", *sys.argv[1:], "--workers", "1"]))
 """

@@ -194,7 +194,7 @@ def test_an_interrupted_export_leaves_nothing(
 ) -> None:
     """Not under the final name, nor beside it."""
     from sharedds.ingest import export as verb
-    from sharedds.ingest.export_folder import NewFolder
+    from sharedds.ingest.exports.folder import NewFolder
 
     assert verb is export
     real, count = NewFolder.write, [0]

@@ -11,7 +11,7 @@ from packing import jpeg, run
 
 from sharedds.errors import OptionError, StoreExistsError, StoreFormatError
 from sharedds.ingest import export
-from sharedds.ingest.export_folder import NewFolder
+from sharedds.ingest.exports.folder import NewFolder
 from sharedds.store import StoreWriter
 
 

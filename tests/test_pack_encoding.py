@@ -18,7 +18,8 @@ from PIL import Image, ImageOps
 
 from sharedds.codecs import probe, resize
 from sharedds.errors import OptionError, SourceError
-from sharedds.ingest import images, pack
+from sharedds.ingest import pack
+from sharedds.ingest.images import prepare
 from sharedds.store import Store
 
 
@@ -314,7 +315,7 @@ def test_a_large_jpeg_is_decoded_smaller_before_it_is_shrunk(
         shapes.append(array.shape)
         return resize(array, **size)
 
-    monkeypatch.setattr(images, "resize", spy)
+    monkeypatch.setattr(prepare, "resize", spy)
     pack(source, tmp_path / "x.lmdb", codec="jpeg", quality=95, progress=False, **options)
     side = options.get("max_side", 80)
     assert {shape[0] * shape[1] for shape in shapes} == {decoded}

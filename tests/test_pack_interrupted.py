@@ -16,21 +16,21 @@ from packing import entries, environment, folder, jpeg, put, stored
 
 from sharedds.errors import IncompleteStoreError, SharedDSError
 from sharedds.ingest import PackReport, pack
-from sharedds.ingest.images import ImageResult, Ingester
+from sharedds.ingest.images.prepare import ImageResult, Ingester
 from sharedds.store import Store, verify, writer
 from sharedds.store.partial import Partial
 
 # A pack that commits every few pictures, takes its time, and says when it begins to write.
 CHILD = """
 import sys, time
-from sharedds.ingest import images
+from sharedds.ingest.images.prepare import Ingester
 from sharedds.store import writer
 writer._COMMIT = 4096
-real = images.Ingester.__call__
+real = Ingester.__call__
 def slow(self, path):
     time.sleep(0.002)
     return real(self, path)
-images.Ingester.__call__ = slow
+Ingester.__call__ = slow
 print("ready", flush=True)
 from sharedds.cli import main
 sys.exit(main(["pack", sys.argv[1], sys.argv[2], "--quiet"]))

@@ -10,7 +10,8 @@ from packing import jpeg, put
 from processes import python
 
 from sharedds.folder import FolderIndex, scan
-from sharedds.ingest import job, pack
+from sharedds.ingest import pack
+from sharedds.ingest.images import job
 from sharedds.packed import MappedArray, PackedStrings
 
 MB = 1_000_000

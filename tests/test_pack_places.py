@@ -11,7 +11,7 @@ from packing import events, folder, jpeg, put
 
 from sharedds.errors import OptionError, SharedDSError, SourceError, StoreExistsError
 from sharedds.ingest import pack
-from sharedds.ingest.images import Ingester
+from sharedds.ingest.images.prepare import Ingester
 from sharedds.store import Store, writer
 
 

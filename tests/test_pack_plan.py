@@ -14,8 +14,9 @@ from packing import folder, jpeg, put
 from sharedds.cli import main
 from sharedds.codecs import encode_image
 from sharedds.errors import OptionError, SourceError
-from sharedds.ingest import ImageRecipe, pack, plan_packing, planning
-from sharedds.ingest.ways import Way, candidates, predict, recommend, words_of
+from sharedds.ingest import ImageRecipe, pack, plan_packing
+from sharedds.ingest.images import planning
+from sharedds.ingest.images.ways import Way, candidates, predict, recommend, words_of
 from sharedds.store import Store
 
 GB = 10**9

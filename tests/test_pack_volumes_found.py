@@ -18,9 +18,10 @@ from packing import run_script
 from volumes import failed, idx, labels_of, nifti, packed, raw_nifti, stored
 
 from sharedds.errors import OptionError, SourceError
-from sharedds.ingest import pack, pack_volumes, volume_codecs
-from sharedds.ingest.volume_scan import find_volumes
-from sharedds.ingest.volume_series import DicomRules
+from sharedds.ingest import pack, pack_volumes
+from sharedds.ingest.volumes import codecs
+from sharedds.ingest.volumes.scan import find_volumes
+from sharedds.ingest.volumes.series import DicomRules
 from sharedds.store import Store, blocking, verify
 
 A = idx((12, 13, 6))
@@ -60,7 +61,7 @@ def test_the_clock_does_not_choose_the_codec(
             )
             return replace(choice, codec=slow, shuffle=False, table=tuple(table))
 
-        monkeypatch.setattr(volume_codecs, "choose_codec", measured)
+        monkeypatch.setattr(codecs, "choose_codec", measured)
         digests.add(packed(tmp_path, codec="auto").digest)
     assert len(digests) == 1
 
@@ -301,7 +302,7 @@ def test_a_file_that_vanishes_after_the_scan_fails_its_case_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others are packed, and every file is accounted for."""
-    from sharedds.ingest import volume_pack
+    from sharedds.ingest.volumes import pack as room
 
     for name in "abc":
         nifti(tmp_path / f"src/{name}.nii.gz", A)
@@ -311,7 +312,7 @@ def test_a_file_that_vanishes_after_the_scan_fails_its_case_alone(
         (tmp_path / "src/b.nii.gz").unlink()
         return found
 
-    monkeypatch.setattr(volume_pack, "find_volumes", scanned)
+    monkeypatch.setattr(room, "find_volumes", scanned)
     report = packed(tmp_path)
     assert failed(report) == {"b.nii.gz": "cannot be read (No such file or directory)"}
     assert (report.samples, report.stored_files) == (2, 2)

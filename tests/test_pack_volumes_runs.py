@@ -141,7 +141,7 @@ def test_what_a_folder_holds_is_found_out(tmp_path: Path) -> None:
 
 KILLED = """
 import os, signal, sys
-from sharedds.ingest.volume_job import VolumeJob
+from sharedds.ingest.volumes.job import VolumeJob
 from sharedds.ingest import pack_volumes
 from sharedds.store import writer
 writer._COMMIT = 1

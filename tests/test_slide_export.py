@@ -15,8 +15,8 @@ from slide_files import bare_jpeg, jpeg_bytes, page, picture, pyramid, split_jpe
 import sharedds
 from sharedds.errors import OptionError, SampleIndexError, SourceError, StoreExistsError
 from sharedds.ingest import pack_slides
-from sharedds.ingest.preview import preview
-from sharedds.ingest.slide_export import export_region
+from sharedds.ingest.exports.preview import preview
+from sharedds.ingest.exports.slides import export_region
 from sharedds.slides import SlideFile, recognise
 from sharedds.store import Store
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 import simplejpeg
 
-from sharedds.ingest.slide_index import CellStatistics, cell_of, statistics
+from sharedds.ingest.slides.index import CellStatistics, cell_of, statistics
 
 SIDE, TILE, CELL = 1024, 256, 64
 _Y, _X = np.mgrid[0:SIDE, 0:SIDE] + 0.5

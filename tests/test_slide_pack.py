@@ -29,7 +29,7 @@ from slide_files import (
 import sharedds
 from sharedds.errors import DecodeError, OptionError, SourceError
 from sharedds.ingest import PackReport, pack_slides
-from sharedds.ingest.slide_scan import find_slides
+from sharedds.ingest.slides.scan import find_slides
 from sharedds.slides import recognise
 from sharedds.store import Store
 
@@ -352,7 +352,7 @@ def test_a_slide_that_vanishes_is_named(tmp_path: Path, monkeypatch: pytest.Monk
         (tmp_path / "src" / "b.tif").unlink()
         return result
 
-    monkeypatch.setattr("sharedds.ingest.slide_pack.find_slides", found)
+    monkeypatch.setattr("sharedds.ingest.slides.pack.find_slides", found)
     report, store = packed(tmp_path)
     assert [store.key(n) for n in range(len(store))] == ["a", "c"]
     assert "cannot be read" in dict(report.failed)["b.tif"]

@@ -19,7 +19,7 @@ from slide_files import jpeg_bytes, page, picture, write_slide, write_tiff
 from sharedds.cli import main
 from sharedds.errors import DecodeError
 from sharedds.ingest import pack_slides
-from sharedds.ingest.slide_spool import TileSpool, remove_spool, spool_path
+from sharedds.ingest.slides.spool import TileSpool, remove_spool, spool_path
 from sharedds.store import Store
 
 PACK = """
@@ -122,13 +122,13 @@ def test_tiles_of_a_run_killed_at_its_end_are_taken_away(tmp_path: Path) -> None
         """
         import os, sys, time
         from pathlib import Path
-        from sharedds.ingest import pack_slides, slide_job
+        from sharedds.ingest.slides import job, pack_slides
 
         def killed(self):
             time.sleep(1)  # what is written behind is committed
             os._exit(9)
 
-        slide_job.TileSpool.remove = killed
+        job.TileSpool.remove = killed
         pack_slides(sys.argv[1], sys.argv[2], codec="raw", progress=False)
         """,
         tmp_path / "src",
@@ -160,15 +160,15 @@ def test_tiles_that_were_skipped_are_bad_for_a_run_that_skips_none(tmp_path: Pat
     killed = python(
         """
         import os, sys
-        from sharedds.ingest import pack_slides, slide_job
+        from sharedds.ingest.slides import job, pack_slides
 
-        class Spool(slide_job.TileSpool):
+        class Spool(job.TileSpool):
             def append(self, *values, **options):
                 super().append(*values, **options)
                 if len(self) > 10:
                     os._exit(9)
 
-        slide_job.TileSpool = Spool
+        job.TileSpool = Spool
         pack_slides(sys.argv[1], sys.argv[2], tile=64, progress=False)
         """,
         tmp_path / "src",

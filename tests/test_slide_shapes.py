@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sharedds.errors import SourceError
-from sharedds.ingest.slide_shapes import Polygon, Shapes, read_shapes
+from sharedds.ingest.slides.shapes import Polygon, Shapes, read_shapes
 
 SQUARE = [[10, 20], [50, 20], [50, 60], [10, 60], [10, 20]]
 HOLE = [[20, 30], [30, 30], [30, 40], [20, 40], [20, 30]]
@@ -120,7 +120,7 @@ def test_regions_of_many_corners_are_filled_in_parts(monkeypatch: pytest.MonkeyP
     rng = np.random.default_rng(3)
     found = Shapes([Polygon("a", (rng.uniform(-20, 120, (300, 2)),))])
     whole = pixels(found)
-    monkeypatch.setattr("sharedds.ingest.slide_shapes._AT_ONCE", 50)
+    monkeypatch.setattr("sharedds.ingest.slides.shapes._AT_ONCE", 50)
     assert np.array_equal(pixels(found), whole)
     assert 0 < whole.sum() < whole.size
 

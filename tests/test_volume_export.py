@@ -25,8 +25,9 @@ from sharedds.errors import (
     StoreExistsError,
     StoreFormatError,
 )
-from sharedds.ingest import export, nifti_writing, volume_export
-from sharedds.ingest.export_folder import NewFolder
+from sharedds.ingest import export
+from sharedds.ingest.exports import nifti, volumes
+from sharedds.ingest.exports.folder import NewFolder
 from sharedds.store import ArrayValue, ChunkedArray, Store, StoreWriter
 from sharedds.volumes.opening import recognise
 
@@ -320,7 +321,7 @@ def test_slabs_are_small_and_no_block_is_read_twice(
     """Memory is that of one layer of blocks, whatever the volume has."""
     scan = Scan(image=voxels((64, 32, 100)), affine=STRAIGHT)
     store = store_of(tmp_path / "x", {"case": scan}, chunk=(16, 16, 16))
-    monkeypatch.setattr(nifti_writing, "_SLAB", 1)
+    monkeypatch.setattr(nifti, "_SLAB", 1)
     sizes: list[int] = []
     starts: list[int] = []
     real = ChunkedArray.__getitem__
@@ -345,7 +346,7 @@ def test_a_layer_of_blocks_that_is_huge_is_read_in_parts(
     """Memory stays bounded; time is what it costs."""
     scan = Scan(image=voxels((16, 16, 20)), affine=STRAIGHT)
     store = store_of(tmp_path / "x", {"case": scan}, chunk=(16, 16, 20))
-    monkeypatch.setattr(nifti_writing, "_LARGEST_SLAB", 3 * 16 * 16 * 2)
+    monkeypatch.setattr(nifti, "_LARGEST_SLAB", 3 * 16 * 16 * 2)
     export(store, tmp_path / "back")
     image: Any = nibabel.load(tmp_path / "back" / "images" / "case.nii.gz")
     np.testing.assert_array_equal(raw(image), scan.image)
@@ -404,7 +405,7 @@ def test_an_interrupted_export_leaves_nothing(
     packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not under the final name, nor beside it."""
-    real, count = nifti_writing.header_bytes, [0]
+    real, count = nifti.header_bytes, [0]
 
     def stopping(volume: Any) -> bytes:
         count[0] += 1
@@ -412,7 +413,7 @@ def test_an_interrupted_export_leaves_nothing(
             raise KeyboardInterrupt
         return real(volume)
 
-    monkeypatch.setattr(volume_export, "header_bytes", stopping)
+    monkeypatch.setattr(volumes, "header_bytes", stopping)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(KeyboardInterrupt):
         export(packed, tmp_path / "back")

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pytest
 
 from sharedds.errors import DecodeError
-from sharedds.ingest.volume_labels import WholeNumbers, compare_grids, count_label
-from sharedds.ingest.volume_slabs import BlockFile, Slabs, Stacked, along_file
+from sharedds.ingest.volumes.labels import WholeNumbers, compare_grids, count_label
+from sharedds.ingest.volumes.slabs import BlockFile, Slabs, Stacked, along_file
 from sharedds.volumes.source import VolumeHeader
 
 Array = npt.NDArray[Any]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from sharedds.errors import OptionError, SourceError
-from sharedds.ingest.volume_cases import Case, Description, Entry, Layout, stem_of
-from sharedds.ingest.volume_layouts import find_cases
-from sharedds.ingest.volume_table import cases_of_table, load_description, read_table
+from sharedds.ingest.volumes.cases import Case, Description, Entry, Layout, stem_of
+from sharedds.ingest.volumes.layouts import find_cases
+from sharedds.ingest.volumes.table import cases_of_table, load_description, read_table
 
 
 def entries(*paths: str) -> list[Entry]:

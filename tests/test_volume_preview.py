@@ -26,8 +26,9 @@ from sharedds.errors import (
     StoreExistsError,
     StoreFormatError,
 )
-from sharedds.ingest.preview import preview
-from sharedds.ingest.volume_preview import Panel, colour_of, volume_panel
+from sharedds.ingest.exports.panels import Panel, colour_of
+from sharedds.ingest.exports.preview import preview
+from sharedds.ingest.exports.volume_panels import volume_panel
 from sharedds.store import ArrayValue, Store, StoreWriter
 from sharedds.store.opened import OpenedStore
 from sharedds.volumes.changes import reoriented

@@ -11,7 +11,7 @@ from sharedds.cli.text import Table, echo, shares
 from sharedds.text import decimal_size
 
 if TYPE_CHECKING:
-    from sharedds.ingest.preview import PreviewReport
+    from sharedds.ingest.exports.preview import PreviewReport
     from sharedds.store import StoreInfo, VerifyReport
     from sharedds.store.info import PatchInfo
 
@@ -92,7 +92,7 @@ def _show_costs(costs: tuple[PatchInfo, ...]) -> None:
 
 
 def _draw(store: str, path: str, key: str | None) -> PreviewReport:
-    from sharedds.ingest.preview import preview  # noqa: PLC0415 - help stays quick
+    from sharedds.ingest.exports.preview import preview  # noqa: PLC0415 - help stays quick
 
     return preview(store, path, key=key)
 

@@ -172,7 +172,7 @@ def export(
     one picture.
     """
     from sharedds.ingest import export as export_store  # noqa: PLC0415 - help stays quick
-    from sharedds.ingest.slide_export import export_region  # noqa: PLC0415
+    from sharedds.ingest.exports.slides import export_region  # noqa: PLC0415
 
     if region is not None or level is not None:
         part = None if region is None else _part(region)

@@ -12,8 +12,8 @@ from typing import Any, Literal, TypedDict, get_args
 from sharedds.errors import OptionError, SharedDSError
 from sharedds.folder import ClassLevel, FolderIndex
 from sharedds.ingest.options import PathLike, shown
-from sharedds.ingest.slide_scan import SLIDE_ENDINGS, holds_only_slides
-from sharedds.ingest.volume_scan import contents, is_volume_name
+from sharedds.ingest.slides.scan import SLIDE_ENDINGS, holds_only_slides
+from sharedds.ingest.volumes.scan import contents, is_volume_name
 from sharedds.text import printable
 from sharedds.volumes.opening import is_dicom
 
