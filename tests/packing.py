@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pictures
 from PIL import Image
+from processes import unmeasured
 
 from sharedds.codecs import decode
 from sharedds.ingest import PackReport, pack
@@ -90,8 +91,9 @@ def run(
 
 
 def run_script(text: str, *words: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
-    """Run Python source in a process of its own."""
-    options.setdefault("env", environment())
+    """Run Python source in a process of its own; its coverage is not measured."""
+    paths = environment()["PYTHONPATH"]
+    options.setdefault("env", unmeasured() | {"PYTHONPATH": paths})
     return subprocess.run(
         [sys.executable, "-c", text, *words], capture_output=True, timeout=120, **options
     )
@@ -110,9 +112,8 @@ if os.getuid() == 0:
 os.chdir("/")
 sys.exit(main(sys.argv[1:]))
 """
-    # That user may not write where coverage is collected, and would say so on stderr.
-    env = {k: v for k, v in os.environ.items() if not k.startswith("COVERAGE")}
-    return run_script(script, *words, env=env)
+    # That user may not write where coverage would be collected, and would say so on stderr.
+    return run_script(script, *words, env=unmeasured())
 
 
 def entries(report: str | os.PathLike[str], event: str) -> list[dict[str, Any]]:

@@ -32,6 +32,7 @@ __all__ = [
     "python",
     "shared_memory_names",
     "started",
+    "unmeasured",
 ]
 
 T = TypeVar("T")
@@ -91,6 +92,14 @@ def _mapped_elsewhere() -> set[str]:
     return names
 
 
+def unmeasured() -> dict[str, str]:
+    """Return the environment without what makes a child measure coverage.
+
+    That would double the time of its imports, and be part of the memory that it is started to show.
+    """
+    return {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+
+
 def python(code: str, *arguments: str | Path, ok: bool = True) -> subprocess.CompletedProcess[str]:
     """Run code in a fresh interpreter, with warnings as errors; ``ok`` wants exit status 0."""
     done = subprocess.run(
@@ -99,6 +108,7 @@ def python(code: str, *arguments: str | Path, ok: bool = True) -> subprocess.Com
         text=True,
         timeout=120,
         check=False,
+        env=unmeasured(),
     )
     assert not ok or done.returncode == 0, done.stderr
     return done
@@ -112,6 +122,7 @@ def started(code: str, *arguments: str | Path) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env=unmeasured(),
     )
 
 
@@ -147,4 +158,5 @@ def mounted(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[
         text=True,
         timeout=120,
         check=False,
+        env=unmeasured(),
     )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from processes import unmeasured
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 NAMES = tuple(sorted(path.stem for path in FOLDER.glob("*.py")))
@@ -31,8 +32,7 @@ _FACTS = {"cpu", "cores", "memory_gib", "kernel", "python", "disk", "libraries",
 def _run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a benchmark as ``scripts/bench`` does; measuring coverage would double its time."""
     command = [sys.executable, str(FOLDER / f"{name}.py"), *arguments]
-    plain = {key: value for key, value in os.environ.items() if not key.startswith("COVERAGE_")}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=plain)
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=unmeasured())
 
 
 def check_that_it_runs(name: str, folder: Path) -> None:

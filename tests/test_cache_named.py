@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 from cache_writers import made
-from processes import python
+from processes import python, unmeasured
 
 import sharedds.cache.named
 from sharedds.cache import DecodedCache
@@ -174,6 +174,7 @@ def test_ranks_that_begin_at_once_join_one_cache(tmp_path: Path) -> None:
             [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "new"), str(rank)],
             stdout=subprocess.PIPE,
             text=True,
+            env=unmeasured(),
         )
         for rank in range(4)
     ]

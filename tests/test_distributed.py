@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import unmeasured
 from streams import Draws, fork
 
 COUNT, BATCH, SEED = 23, 4, 7
@@ -75,7 +75,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
         [*command, "--nproc-per-node", "2", str(script), str(folder)],
-        env=os.environ | {"PYTHONPATH": f"{here}:{here.parent}", "OMP_NUM_THREADS": "1"},
+        env=unmeasured() | {"PYTHONPATH": f"{here}:{here.parent}", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=100,

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from PIL import Image
+from processes import unmeasured
 
 from sharedds.cli import VERBS, cli
 
@@ -48,7 +49,7 @@ def test_a_snippet_of_the_readme_runs_as_a_script(title: str, code: str, workpla
     done = subprocess.run(
         [sys.executable, "-W", "error", "snippet.py"],
         cwd=workplace,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**unmeasured(), "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=100,

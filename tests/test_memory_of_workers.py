@@ -141,7 +141,16 @@ class Collected(Dataset[int]):
         return (process_memory().uss or 0) - before
 
 
+@pytest.fixture
+def unfrozen() -> Iterator[None]:
+    """Garbage is looked for among all objects, as in a process that was not told otherwise."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
 @pytest.mark.memory
+@pytest.mark.usefixtures("unfrozen")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_collecting_garbage_copies_nothing() -> None:
     """It writes to every object of the process; what workers share it leaves alone."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from typing import Any
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from processes import unmeasured
 
 #: Every cell begins by noting that it ran.
 NOTE = "open(JOURNAL, 'a').write({name!r} + '\\n')\n"
@@ -111,6 +113,8 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, st
     with pytest.MonkeyPatch.context() as patch:
         for variable in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR"):
             patch.setenv(variable, str(folder))
+        for variable in os.environ.keys() - unmeasured().keys():
+            patch.delenv(variable)
         NotebookClient(book, timeout=60, kernel_name="python3").execute(cwd=str(folder))
     written: dict[str, dict[str, str]] = {"ran": {"journal": journal.read_text()}}
     for cell in book.cells:

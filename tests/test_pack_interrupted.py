@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from packing import entries, environment, folder, jpeg, put, stored
+from processes import unmeasured
 
 from sharedds.errors import IncompleteStoreError, SharedDSError
 from sharedds.ingest import PackReport, pack
@@ -55,7 +56,7 @@ def start(root: Path, out: Path) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment(),
+        env=unmeasured() | {"PYTHONPATH": environment()["PYTHONPATH"]},
     )
     assert child.stdout is not None
     assert child.stdout.readline() == "ready\n"

@@ -24,6 +24,7 @@ from processes import (
     python,
     shared_memory_names,
     started,
+    unmeasured,
 )
 
 from sharedds.errors import (
@@ -178,6 +179,7 @@ def test_a_process_that_none_may_look_into_reaches_its_workers(tmp_path: Path, m
         text=True,
         timeout=120,
         check=False,
+        env=unmeasured(),
     )
     assert done.returncode == 0, done.stderr
     assert "cannot be reached (Permission denied)" in done.stdout + done.stderr

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from processes import unmeasured
 
 import sharedds.loader.processes
 import sharedds.workers.stacks
@@ -144,7 +145,7 @@ def test_ctrl_c_ends_all_at_once(script: Path, where: str, to_all: bool) -> None
     root = Path(sharedds.loader.processes.__file__).parents[2]
     with subprocess.Popen(
         [sys.executable, script, where],
-        env=os.environ | {"PYTHONPATH": str(root)},
+        env=unmeasured() | {"PYTHONPATH": str(root)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

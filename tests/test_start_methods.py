@@ -15,7 +15,7 @@ from typing import Any
 import numcodecs.blosc
 import pytest
 import torch
-from processes import METHODS, children, left_in_shared_memory, shared_memory_names
+from processes import METHODS, children, left_in_shared_memory, shared_memory_names, unmeasured
 from torch.utils.data import Dataset
 
 import sharedds.workers.starting
@@ -222,7 +222,7 @@ def python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
 def environment() -> dict[str, str]:
     """The environment of a script that uses the package."""
     root = Path(sharedds.workers.starting.__file__).parents[2]
-    return os.environ | {"PYTHONPATH": str(root)}
+    return unmeasured() | {"PYTHONPATH": str(root)}
 
 
 def test_a_script_without_main_guard_trains_and_runs_once(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ among its modules in the same way.
 from __future__ import annotations
 
 import ast
-import os
+import functools
 import re
 import resource
 import subprocess
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from processes import unmeasured
 
 
 @dataclass(frozen=True, slots=True)
@@ -706,22 +707,17 @@ def kind_of_name(name: str) -> int:
     return 0 if name.isupper() else 1 if name[0].isupper() else 2
 
 
-def loaded_by(code: str) -> set[str]:
+@functools.cache
+def loaded_by(code: str) -> frozenset[str]:
     """Run ``code`` in a fresh process and return the top-level packages it loaded."""
     done = subprocess.run(
         [sys.executable, "-c", f"{code}\nimport sys\nprint('', *sys.modules, sep='\\n@')"],
         capture_output=True,
         text=True,
         check=True,
-        env=plain_environment(),
+        env=unmeasured(),
     )
-    loaded = re.findall(r"^@([^.\n]+)", done.stdout, re.MULTILINE)
-    return set(loaded)
-
-
-def plain_environment() -> dict[str, str]:
-    """Return the environment without what makes child processes measure coverage."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+    return frozenset(re.findall(r"^@([^.\n]+)", done.stdout, re.MULTILINE))
 
 
 HEAVY = {"torch", "lmdb", "numpy", "PIL", "numcodecs", "simplejpeg", "psutil", "rich"}
@@ -755,7 +751,7 @@ def cpu_seconds(*arguments: str) -> float:
             [sys.executable, *arguments],
             check=True,
             stdout=subprocess.DEVNULL,
-            env=plain_environment(),
+            env=unmeasured(),
         )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         figures.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from processes import METHODS, children, left_in_shared_memory, shared_memory_names
+from processes import METHODS, children, left_in_shared_memory, shared_memory_names, unmeasured
 from torch.utils.data import DataLoader
 
 import sharedds.workers.starting
@@ -61,7 +61,7 @@ def killed(tmp_path: Path) -> Iterator[Callable[[str], list[psutil.Process]]]:
         command = [sys.executable, str(script), method]
         with subprocess.Popen(
             command,
-            env=os.environ
+            env=unmeasured()
             | {"PYTHONPATH": str(Path(sharedds.workers.starting.__file__).parents[2])},
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -263,7 +263,7 @@ def test_an_uncaught_death_is_an_exit_status(tmp_path: Path) -> None:
         "    def __getitem__(self, index): os.kill(os.getpid(), 9)\n"
         "list(build_loader(Bad(range(9)), num_workers=2))\n"
     )
-    environment = os.environ | {
+    environment = unmeasured() | {
         "PYTHONPATH": str(Path(sharedds.workers.starting.__file__).parents[2])
     }
     done = subprocess.run(
