@@ -15,20 +15,20 @@ from sharedds.store import Store
 # A pack that ends as kill -9 ends it, right after one call of the function that is named.
 KILLED = """
 import os, signal, sys
-import sharedds.ingest.images.pack
+import sharedds.ingest.images.job
 from sharedds.store.partial import Partial
 def killing(real):
     def call(*values, **options):
         real(*values, **options)
         os.kill(os.getpid(), signal.SIGKILL)
     return call
-verb = sys.modules["sharedds.ingest.images.pack"]
-place = {"os": os, "Partial": Partial, "pack": verb}[sys.argv[1]]
+job = sys.modules["sharedds.ingest.images.job"]
+place = {"os": os, "Partial": Partial, "job": job}[sys.argv[1]]
 setattr(place, sys.argv[2], killing(getattr(place, sys.argv[2])))
 from sharedds.cli import main
 main(["pack", sys.argv[3], sys.argv[4], "--quiet"])
 """
-MOMENTS = [("os", "link"), ("Partial", "publish"), ("pack", "examine")]
+MOMENTS = [("os", "link"), ("Partial", "publish"), ("job", "examine")]
 
 
 @pytest.fixture

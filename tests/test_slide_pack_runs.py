@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from processes import python, started
 from slide_files import jpeg_bytes, page, picture, write_slide, write_tiff
 
 from sharedds.cli import main
-from sharedds.errors import DecodeError
+from sharedds.errors import DecodeError, StorageFullError
 from sharedds.ingest import pack_slides
 from sharedds.ingest.slides.spool import TileSpool, remove_spool, spool_path
 from sharedds.store import Store
@@ -139,6 +140,19 @@ def test_tiles_of_a_run_killed_at_its_end_are_taken_away(tmp_path: Path) -> None
     report = pack_slides(tmp_path / "src", out, codec="raw", progress=False)
     assert report.resumed == 1
     assert sorted(os.listdir(tmp_path)) == ["out.lmdb", "out.lmdb.report.jsonl", "src"]
+
+
+def test_tiles_of_a_killed_run_count_as_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is full of them has room for the rest; without them it has none."""
+    some(tmp_path / "src")
+    out = tmp_path / "out.lmdb"
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(StorageFullError, match="1,000 are free"):
+        pack_slides(tmp_path / "src", out, progress=False)
+    Path(spool_path(str(out))).write_bytes(bytes(8 << 20))
+    assert pack_slides(tmp_path / "src", out, progress=False).samples == 3
 
 
 def test_somebody_elses_file_is_not_taken_away(tmp_path: Path) -> None:

@@ -239,7 +239,8 @@ FLOORS: dict[int, tuple[Room, ...]] = {
                 "report",
                 "places",
                 "listing",
-                Room("images", ("prepare", "labels", "job", "examine", "pack", "ways", "planning")),
+                "packing",
+                Room("images", ("prepare", "labels", "examine", "job", "pack", "ways", "planning")),
                 Room(
                     "volumes",
                     (

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import stat
+from collections.abc import Iterable
 
 import lmdb
 
@@ -184,8 +185,13 @@ def clear_published(path: str) -> None:
         lock.remove()
 
 
-def check_room(path: str, needed: int) -> None:
+def check_room(path: str, needed: int, *, spools: Iterable[str] = ()) -> None:
     """Refuse to begin what the disk cannot hold; what an earlier run wrote counts as room.
+
+    Args:
+        path: The output.
+        needed: Bytes.
+        spools: Files beside the output in which an earlier run may have left what is done.
 
     Raises:
         StorageFullError: Not enough room.
@@ -196,6 +202,7 @@ def check_room(path: str, needed: int) -> None:
     done = 0
     if os.path.isdir(partial_path(path)):
         done = sum(entry.stat().st_size for entry in os.scandir(partial_path(path)))
+    done += sum(os.path.getsize(spool) for spool in spools if os.path.isfile(spool))
     free = shutil.disk_usage(folder).free + done
     if needed > free:
         raise StorageFullError(

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import xxhash
 
-from sharedds.errors import DecodeError, SharedDSError, SourceError
+from sharedds.errors import SharedDSError, SourceError
 from sharedds.folder import FolderIndex
 from sharedds.handles import storage_errors
 from sharedds.store.duplicates import DuplicateGroup, Duplicates
@@ -22,7 +22,6 @@ from sharedds.text import printable
 __all__ = [
     "FailureLog",
     "PackReport",
-    "bad_file",
     "no_report",
     "summary_of",
     "temporary_report",
@@ -137,8 +136,6 @@ class PackReport:
         lists = ("failed", "duplicates", "left_out", "remarks")
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in lists}
         values["left_out_count"] = self.left_out_count
-        if self.kind == "images":
-            values["stored_files"], values["failed_files"] = self.samples, self.failed_count
         return values
 
 
@@ -211,15 +208,6 @@ def _left_out(
         "count": count,
         "is_folder": is_folder,
     }
-
-
-def bad_file(root: str, name: str, reason: str) -> DecodeError:
-    """Return the error of a bad file when bad files are not to be skipped."""
-    return DecodeError(
-        f"{printable(name)}: {reason}; mend or remove it, or skip bad files with on_error='skip' "
-        "(--on-error skip)",
-        path=os.path.join(root, name),
-    )
 
 
 def write_report(

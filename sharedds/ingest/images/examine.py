@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from itertools import islice
 
@@ -77,8 +76,6 @@ def examine(
     Returns:
         All the duplicates, of which ``outcome`` names the first.
     """
-    outcome.digest = store.digest
-    outcome.bytes = os.path.getsize(store.path)
     outcome.content = content_counts(store)
     outcome.warnings += _remarks_on_content(outcome, recipe)
     inside = find_duplicates(store)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable
 from typing import Literal
 
@@ -11,17 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from sharedds.codecs import DEFAULT_MAX_PIXELS
-from sharedds.errors import DecodeError, OptionError, SourceError
+from sharedds.errors import OptionError, SourceError
 from sharedds.folder import ClassLevel, FolderIndex, scan
-from sharedds.ingest.executor import usable_cpus
-from sharedds.ingest.images.examine import examine, remarks_on_folder
-from sharedds.ingest.images.job import Job, nothing_packed
+from sharedds.ingest.images.examine import remarks_on_folder
+from sharedds.ingest.images.job import ImageJob
 from sharedds.ingest.images.labels import NO_LABEL, LabelTable, load_classes
 from sharedds.ingest.images.prepare import Codec, ImageRecipe
-from sharedds.ingest.options import PathLike, path_list, path_of, shown, whole
-from sharedds.ingest.places import check_places, check_room, output_exists
-from sharedds.ingest.report import FailureLog, PackReport, bad_file, write_report
-from sharedds.progress import Progress
+from sharedds.ingest.options import PathLike, path_list, path_of, whole
+from sharedds.ingest.packing import Packing
+from sharedds.ingest.report import FailureLog, PackReport
 from sharedds.store import Store
 from sharedds.text import printable
 
@@ -111,7 +108,6 @@ def pack_images(
         OptionError, ClassMismatchError: The options do not fit each other or the folder.
         DecodeError: A bad file, with ``on_error="raise"``.
     """
-    started = time.monotonic()
     recipe = ImageRecipe(
         codec=codec,
         quality=quality,
@@ -127,24 +123,29 @@ def pack_images(
         orientation=orientation,
         max_pixels=max_pixels,
     )
-    if on_error not in ("skip", "raise"):
-        raise OptionError(f"on_error {shown(on_error)}: one of skip, raise")
-    workers = whole("workers", workers, 1, optional=True)
     shuffle_seed = whole("shuffle_seed", shuffle_seed, None, optional=True)
     if labels is not None and (numeric_classes or class_level not in ("auto", "none")):
         raise OptionError(
             "labels= takes the place of class folders; drop numeric_classes or class_level"
         )
-    root, path = path_of("source", source), path_of("out", out)
-    place = path_of("report", report) if report is not None else f"{path}.report.jsonl"
-    outcome = PackReport(path=path, report="" if dry_run else place, dry_run=dry_run)
-    made = check_places(root, path, place, force=force, dry_run=dry_run)
+    packing = Packing.begin(
+        "images",
+        source,
+        out,
+        on_error=on_error,
+        workers=workers,
+        force=force,
+        dry_run=dry_run,
+        report=report,
+        progress=progress,
+    )
+    outcome = packing.outcome
     names = load_classes(classes) if classes is not None else None
     others = [Store(other) for other in path_list("against", against)]
     table = LabelTable(path_of("labels", labels), names) if labels is not None else None
-    with Progress("scanning", unit="files", enabled=progress) as bar:
+    with packing.scanning() as bar:
         index = scan(
-            root,
+            packing.root,
             class_level="none" if table is not None else class_level,
             classes=None if table is not None else names,
             numeric_classes=numeric_classes,
@@ -157,51 +158,23 @@ def pack_images(
         outcome.files = index.files
         failures.take_over(index, outcome)
         outcome.warnings = remarks_on_folder(index, recipe)
-        job = Job(
+        job = ImageJob(
             index,
             recipe,
             labels=_labels(index, table, outcome),
             classes=table.classes if table is not None else index.classes,
             shuffle_seed=shuffle_seed,
-            outcome=outcome,
+            others=others,
+            packing=packing,
             failures=failures,
         )
-        if made is not None and made.attrs["work"] != job.work:
-            raise output_exists(path)
         outcome.classes = len(job.classes) if job.classes is not None else None
-        try:
-            if not len(index):
-                raise nothing_packed(root, outcome, failures)
-            if failures.count and on_error == "raise":
-                raise bad_file(root, *failures.first[0])
-            outcome.estimated_bytes = outcome.bytes = job.estimate()
-            if dry_run:
-                job.count_only()
-            elif made is not None:
-                job.finish(made)
-            else:
-                if on_estimate is not None:
-                    on_estimate(job.count(), outcome.estimated_bytes)
-                # An estimate from a few pictures may be wrong; one from sizes is not.
-                exact = codec in ("keep", "raw")
-                check_room(path, outcome.estimated_bytes // (1 if exact else 2))
-                job.run(
-                    path,
-                    workers=workers or usable_cpus(),
-                    on_error=on_error,
-                    force=force,
-                    progress=progress,
-                )
-        except (DecodeError, SourceError):
-            if failures.count and not dry_run:
-                failures.finish(outcome, started)
-                write_report(outcome, failures)
-            raise
-        duplicates = [] if dry_run else examine(Store(path), others, recipe, outcome)
-        failures.finish(outcome, started)
-        if not dry_run:
-            write_report(outcome, failures, duplicates)
-        return outcome
+
+        def tell(estimated: int) -> None:
+            if on_estimate is not None:
+                on_estimate(job.count(), estimated)
+
+        return packing.carry_out(job, failures, on_estimate=tell)
 
 
 def _labels(

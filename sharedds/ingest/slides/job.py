@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import xxhash
 
 from sharedds.errors import DecodeError, SchemaError, SourceError
 from sharedds.ingest.listing import reason_of
-from sharedds.ingest.places import clear_published, other_work
-from sharedds.ingest.report import FailureLog, PackReport, bad_file
+from sharedds.ingest.packing import REFUSED_EARLIER, Packing, bad_file, bad_of, content_of
+from sharedds.ingest.report import FailureLog
 from sharedds.ingest.slides.index import cell_of
 from sharedds.ingest.slides.prepare import SlideWork, fill_spool, sample_of, stored_share
 from sharedds.ingest.slides.recipe import SlidePlan, SlideRecipe
@@ -25,13 +25,13 @@ from sharedds.ingest.slides.spool import TileSpool, remove_spool, spool_path
 from sharedds.packed import encode_text
 from sharedds.progress import Progress
 from sharedds.store import Store, StoreWriter
+from sharedds.store.duplicates import Duplicates
 from sharedds.text import printable
 
-__all__ = ["SlideJob", "nothing_packed"]
+__all__ = ["SlideJob", "annotations_of"]
 
 _SHRUNK = {"jpeg": 0.12, "png": 0.6, "webp": 0.5, "lz4": 0.75, "zstd": 0.65, "raw": 1.0}
 _SAMPLED = 8  # slides that are looked into for an estimate
-_EARLIER = "was bad when an earlier run met it; pack anew to include it"
 
 
 class SlideJob:
@@ -41,12 +41,12 @@ class SlideJob:
         found: What the folder holds.
         recipe: How slides are stored.
         annotations: A folder of GeoJSON files named as the slides, or one file; empty for none.
-        outcome: The report to fill in.
+        packing: How it is run, and the report to fill in.
         failures: Takes the bad slides.
-
-    Attributes:
-        work: A text that is equal for equal work: only that is gone on with.
     """
+
+    noun, unit = "slide", "tiles"
+    exact = False
 
     def __init__(
         self,
@@ -54,13 +54,16 @@ class SlideJob:
         recipe: SlideRecipe,
         annotations: str,
         *,
-        outcome: PackReport,
+        packing: Packing,
         failures: FailureLog,
     ) -> None:
         self.found = found
         self.recipe = recipe
-        self.outcome = outcome
+        self.packing = packing
+        self.outcome = packing.outcome
         self.failures = failures
+        self.spools: tuple[str, ...] = (spool_path(packing.path),)
+        self._bad = 0
         self.codec = recipe.codec_for(slide.file.header for slide in found.slides)
         self.labelled = bool(annotations)
         self._shapes = dict(self._drawn(annotations)) if annotations else {}
@@ -123,6 +126,9 @@ class SlideJob:
         options = json.dumps([self.recipe.to_json(), self.codec, names, drawn])
         return f"{self.found.fingerprint} {xxhash.xxh3_128_hexdigest(options.encode())}"
 
+    def __len__(self) -> int:
+        return len(self.slides)
+
     def estimate(self) -> int:
         """Return about how many bytes the store will take: some tiles are encoded to see."""
         total = 0.0
@@ -149,55 +155,28 @@ class SlideJob:
     def count_only(self) -> None:
         """Fill in what a run would pack, as far as headers tell."""
         self.outcome.samples = len(self.slides)
-        self._account()
 
-    def run(
-        self, path: str, *, workers: int, on_error: str, force: bool, progress: bool | None
-    ) -> None:
-        """Pack; an interrupted run of the same job is gone on with, inside of a slide too.
+    def at_work(self) -> AbstractContextManager[object]:
+        """Nothing is held: slides are opened one after another."""
+        return nullcontext()
 
-        Raises:
-            SourceError: No slide could be packed.
-            DecodeError: A bad slide or tile, with ``on_error="raise"``.
-            StorageFullError: No room.
-        """
-        given_up = other_work(path, self.work)
-        if given_up:
-            self.outcome.warnings.append(
-                f"{given_up:,} slide{'s' * (given_up != 1)} of an unfinished pack with other "
-                "options or files were discarded"
-            )
-        with contextlib.ExitStack() as stack:
-            writer = stack.enter_context(self._writer(path, force=force))
-            total = sum(self.plans[slide.key].tiles for slide in self.slides)
-            bar = stack.enter_context(
-                Progress("packing", unit="tiles", total=total, enabled=progress)
-            )
-            self.outcome.resumed = self.outcome.samples = len(writer)
-            for slide in self.slides[self._pass_over(writer, bar) :]:
-                self._pack(writer, bar, path, slide, workers=workers, on_error=on_error)
-            remove_spool(path)  # of a run that was killed after its last slide
-            self._account()
-            if not self.outcome.samples:
-                writer.abort(keep=False)
-                raise nothing_packed(self.found, self.failures)
+    def key(self, at: int) -> bytes:
+        """Return the key of a slide."""
+        return encode_text(self.slides[at].key)
 
-    def finish(self, store: Store) -> None:
-        """Fill in the report of a store that this job has made and an ended run did not report."""
-        done = {store.key(number) for number in range(len(store))}
-        self.outcome.resumed = self.outcome.samples = len(done)
-        for slide in self.slides:
-            if slide.key in done:
-                self._note(slide, ())
-            else:
-                self._refuse(slide, _EARLIER)
-        self._account()
-        clear_published(store.path)
+    def stored(self, at: int) -> None:
+        """Note a slide that an earlier run has stored."""
+        self._note(self.slides[at], ())
 
-    def _writer(self, path: str, *, force: bool) -> StoreWriter:
+    def refused(self, at: int) -> None:
+        """Note a slide that an earlier run has refused; it is not read again for the reason."""
+        self._refuse(self.slides[at], REFUSED_EARLIER)
+
+    def writer(self) -> StoreWriter:
+        """Return the writer of the store."""
         channels = self.slides[0].file.header.channels
         return StoreWriter(
-            path,
+            self.packing.path,
             schema=self.recipe.schema(self.codec, labelled=self.labelled, channels=channels),
             attrs={
                 "kind": "slide",
@@ -207,33 +186,20 @@ class SlideJob:
                 "options": self.recipe.to_json(),
                 "work": self.work,
             },
-            force=force,
+            force=self.packing.force,
             resume=self.work,
         )
 
-    def _pass_over(self, writer: StoreWriter, bar: Progress) -> int:
-        """Return where to go on; what an earlier run refused stays refused."""
-        at = 0
-        for key in writer.keys():  # noqa: SIM118 - a writer is no mapping
-            while at < len(self.slides) and encode_text(self.slides[at].key) != key:
-                self._refuse(self.slides[at], _EARLIER)
-                at += 1
-            if at < len(self.slides):
-                self._note(self.slides[at], ())
-                bar.advance(self.plans[self.slides[at].key].tiles)
-            at += 1
-        return at
+    def write(self, writer: StoreWriter, bar: Progress, start: int) -> None:
+        """Prepare and write the slides from ``start`` on; one that was begun is gone on with."""
+        left = self.slides[start:]
+        bar.total = sum(self.plans[slide.key].tiles for slide in left)
+        for slide in left:
+            self._pack(writer, bar, slide)
+        remove_spool(self.packing.path)  # of a run that was killed after its last slide
 
-    def _pack(
-        self,
-        writer: StoreWriter,
-        bar: Progress,
-        path: str,
-        slide: FoundSlide,
-        *,
-        workers: int,
-        on_error: str,
-    ) -> None:
+    def _pack(self, writer: StoreWriter, bar: Progress, slide: FoundSlide) -> None:
+        raises = self.packing.on_error == "raise"
         work = SlideWork(
             file=slide.file,
             plan=self.plans[slide.key],
@@ -242,7 +208,7 @@ class SlideJob:
             classes=self.classes,
             labelled=self.labelled,
         )
-        spool = TileSpool(spool_path(path), f"{self.work} {slide.key}")
+        spool = TileSpool(spool_path(self.packing.path), f"{self.work} {slide.key}")
         finished = False
         try:
             with slide.file.open() as reader:
@@ -250,8 +216,8 @@ class SlideJob:
                     work,
                     reader,
                     spool,
-                    workers=workers,
-                    raises=on_error == "raise",
+                    workers=self.packing.workers,
+                    raises=raises,
                     advance=lambda tiles, nbytes: bar.advance(tiles, nbytes=nbytes),
                 )
                 writer.add(sample_of(work, reader, spool), key=slide.key)
@@ -260,7 +226,7 @@ class SlideJob:
             finished = True
             reason = reason_of(error, self.found.root, slide.path)
             self._refuse(slide, reason)
-            if on_error == "raise":
+            if raises:
                 raise bad_file(self.found.root, slide.path, reason) from error
             return
         finally:
@@ -279,29 +245,49 @@ class SlideJob:
 
     def _refuse(self, slide: FoundSlide, reason: str) -> None:
         self.failures.add(slide.path, reason)
-        self.outcome.failed_files += 1
+        self._bad += 1
 
-    def _account(self) -> None:
+    def account(self) -> None:
         """Count the files: each is stored, failed, or left out."""
         self.outcome.stored_files = self.outcome.samples
-        self.outcome.failed_files += len(self.found.bad)
+        self.outcome.failed_files = self._bad + len(self.found.bad)
 
+    def look(self, store: Store) -> Sequence[Duplicates]:
+        """Count what is in the finished store."""
+        blank = []
 
-def nothing_packed(found: FoundSlides, failures: FailureLog) -> SourceError:
-    """Return the error that says what there was instead of slides."""
-    text = f"{printable(found.root)}: no slide could be packed"
-    if failures.count:
-        bad = [f"{printable(name)}: {reason}" for name, reason in failures.first[:3]]
-        more = f"; and {failures.count - len(bad):,} more" if failures.count > len(bad) else ""
-        text += f"; bad: {'; '.join(bad)}{more}"
-    elif found.left_out:
-        kinds = sorted({printable(reason) for _, reason, _, count in found.left_out if count})
-        text += f"; left out: {', '.join(kinds[:8])}"
-    return SourceError(
-        f"{text}. Slides are TIFF, the formats of scanners' makers, and pictures as JPEG, PNG or "
-        "WebP",
-        path=found.root,
-    )
+        def facts(number: int) -> dict[str, str]:
+            image = store.array(number, "image")
+            size = image.attrs.get("mpp")
+            if not store.array(number, "tissue")[...].any():
+                blank.append(store.key(number))
+            return {
+                "format": str(image.attrs.get("format", "")),
+                "dtype": image.dtype.name,
+                "channels": str(image.shape[-1]),
+                "levels": str(len(image.levels)),
+                "mpp": f"{size[0]:.4g}" if size else "unknown",
+            }
+
+        self.outcome.content = content_of(store, facts)
+        if blank:
+            more = f" and {len(blank) - 5:,} more" if len(blank) > 5 else ""
+            self.outcome.warnings.append(
+                f"no tissue was found on {len(blank):,} of them: {', '.join(blank[:5])}{more}"
+            )
+        return ()
+
+    def nothing_packed(self) -> SourceError:
+        """Return the error that says what there was instead of slides."""
+        text = f"{printable(self.found.root)}: no slide could be packed{bad_of(self.failures)}"
+        if not self.failures.count and self.found.left_out:
+            kinds = sorted({printable(reason) for _, reason, _, n in self.found.left_out if n})
+            text += f"; left out: {', '.join(kinds[:8])}"
+        return SourceError(
+            f"{text}. Slides are TIFF, the formats of scanners' makers, and pictures as JPEG, PNG "
+            "or WebP",
+            path=self.found.root,
+        )
 
 
 def annotations_of(path: str) -> str:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import time
-from collections import Counter
 from collections.abc import Iterable
 from typing import Literal
 
-from sharedds.errors import DecodeError, OptionError, SourceError
-from sharedds.ingest.executor import usable_cpus
-from sharedds.ingest.options import PathLike, path_of, shown, whole
-from sharedds.ingest.places import check_places, check_room, output_exists
-from sharedds.ingest.report import FailureLog, PackReport, bad_file, write_report
-from sharedds.ingest.slides.job import SlideJob, annotations_of, nothing_packed
+from sharedds.ingest.options import PathLike, path_of
+from sharedds.ingest.packing import Packing
+from sharedds.ingest.report import FailureLog, PackReport
+from sharedds.ingest.slides.job import SlideJob, annotations_of
 from sharedds.ingest.slides.recipe import SlideCodec, SlideRecipe
 from sharedds.ingest.slides.scan import find_slides
-from sharedds.progress import Progress
-from sharedds.store import Store
 
 __all__ = ["pack_slides"]
 
@@ -92,7 +85,6 @@ def pack_slides(
         DecodeError: A bad slide or tile, with ``on_error="raise"``.
         MissingExtraError: A file needs a package that is not installed.
     """
-    started = time.monotonic()
     recipe = SlideRecipe.of(
         tile=tile,
         codec=codec,
@@ -103,85 +95,33 @@ def pack_slides(
         associated=associated,
         max_pixels=max_pixels,
     )
-    if on_error not in ("skip", "raise"):
-        raise OptionError(f"on_error {shown(on_error)}: one of skip, raise")
-    workers = whole("workers", workers, 1, optional=True)
-    root, path = path_of("source", source), path_of("out", out)
-    place = path_of("report", report) if report is not None else f"{path}.report.jsonl"
+    packing = Packing.begin(
+        "slides",
+        source,
+        out,
+        on_error=on_error,
+        workers=workers,
+        most_workers=_MOST_WORKERS,
+        force=force,
+        dry_run=dry_run,
+        report=report,
+        progress=progress,
+    )
     drawn = "" if annotations is None else annotations_of(path_of("annotations", annotations))
-    outcome = PackReport(path=path, kind="slides", report="" if dry_run else place, dry_run=dry_run)
-    made = check_places(root, path, place, force=force, dry_run=dry_run)
-    with Progress("scanning", unit="files", enabled=progress) as bar:
+    with packing.scanning() as bar:
         found = find_slides(
-            root,
+            packing.root,
             max_pixels=recipe.max_pixels,
             include_hidden=include_hidden,
             aside=(drawn,) if drawn else (),
             progress=lambda files: bar.advance(files - bar.count),
         )
-    outcome.files = found.files
+    packing.outcome.files = found.files
     with FailureLog() as failures:
         for name, reason, _ in found.bad:
             failures.add(name, reason)
         for kind, reason, name, count in found.left_out:
             if count:
-                outcome.leave_out(kind, reason, name)
-        job = SlideJob(found, recipe, drawn, outcome=outcome, failures=failures)
-        if made is not None and made.attrs["work"] != job.work:
-            raise output_exists(path)
-        try:
-            if not job.slides:
-                raise nothing_packed(found, failures)
-            if failures.count and on_error == "raise":
-                raise bad_file(root, *failures.first[0])
-            outcome.estimated_bytes = outcome.bytes = job.estimate()
-            if dry_run:
-                job.count_only()
-            elif made is not None:
-                job.finish(made)
-            else:
-                check_room(path, outcome.estimated_bytes // 2)
-                job.run(
-                    path,
-                    workers=workers or min(usable_cpus(), _MOST_WORKERS),
-                    on_error=on_error,
-                    force=force,
-                    progress=progress,
-                )
-        except (DecodeError, SourceError):
-            if failures.count and not dry_run:
-                failures.finish(outcome, started)
-                write_report(outcome, failures)
-            raise
-        if not dry_run:
-            _look(Store(path), outcome)
-        failures.finish(outcome, started)
-        if not dry_run:
-            write_report(outcome, failures)
-        return outcome
-
-
-def _look(store: Store, outcome: PackReport) -> None:
-    """Count what is in the finished store."""
-    outcome.digest = store.digest
-    outcome.bytes = os.path.getsize(store.path)
-    counts: dict[str, Counter[str]] = {}
-    blank = []
-    for number in range(len(store)):
-        image = store.array(number, "image")
-        size = image.attrs.get("mpp")
-        facts = {
-            "format": str(image.attrs.get("format", "")),
-            "dtype": image.dtype.name,
-            "channels": str(image.shape[-1]),
-            "levels": str(len(image.levels)),
-            "mpp": f"{size[0]:.4g}" if size else "unknown",
-        }
-        for name, value in facts.items():
-            counts.setdefault(name, Counter())[value] += 1
-        if not store.array(number, "tissue")[...].any():
-            blank.append(store.key(number))
-    outcome.content = {name: dict(counter) for name, counter in counts.items()}
-    if blank:
-        some = ", ".join(blank[:5]) + (f" and {len(blank) - 5:,} more" if len(blank) > 5 else "")
-        outcome.warnings.append(f"no tissue was found on {len(blank):,} of them: {some}")
+                packing.outcome.leave_out(kind, reason, name)
+        job = SlideJob(found, recipe, drawn, packing=packing, failures=failures)
+        return packing.carry_out(job, failures)

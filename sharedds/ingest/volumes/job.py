@@ -5,29 +5,35 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import xxhash
 
-from sharedds.errors import DecodeError, SchemaError, SourceError, StoreFormatError
+from sharedds.errors import DecodeError, SampleKeyError, SchemaError, SourceError
 from sharedds.ingest.executor import run_in_order
 from sharedds.ingest.listing import without_root
-from sharedds.ingest.places import clear_published, other_work
-from sharedds.ingest.report import FailureLog, PackReport, bad_file
+from sharedds.ingest.packing import (
+    REFUSED_EARLIER,
+    Packing,
+    bad_file,
+    bad_of,
+    content_of,
+    left_out_of,
+)
+from sharedds.ingest.report import FailureLog
 from sharedds.ingest.volumes.cases import Case, Description, Layout, hidden
 from sharedds.ingest.volumes.codecs import codecs_for, codecs_of_earlier_run
 from sharedds.ingest.volumes.prepare import Prepared, VolumeIngester, remarks_on
 from sharedds.ingest.volumes.recipe import Codecs, VolumeRecipe
 from sharedds.ingest.volumes.scan import Found
-from sharedds.ingest.volumes.scratch import scratch_folder
 from sharedds.packed import encode_text
 from sharedds.progress import Progress
 from sharedds.store import Store, StoreWriter
-from sharedds.store.partial import partial_path
+from sharedds.store.duplicates import Duplicates
 from sharedds.text import printable
 
-__all__ = ["VolumeJob", "nothing_packed"]
+__all__ = ["VolumeJob"]
 
 _TRIED = 3  # cases that the choice of a codec is made from
 _IN_FLIGHT = 128 << 20
@@ -43,12 +49,13 @@ class VolumeJob:
         layout: Which of it makes which case.
         description: Names of channels and classes.
         recipe: How volumes are stored.
-        outcome: The report to fill in.
+        packing: How it is run, and the report to fill in.
         failures: Takes the bad cases.
-
-    Attributes:
-        work: A text that is equal for equal work: only that is gone on with.
     """
+
+    noun, unit = "case", "cases"
+    exact = False
+    spools: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -57,17 +64,21 @@ class VolumeJob:
         description: Description,
         recipe: VolumeRecipe,
         *,
-        outcome: PackReport,
+        packing: Packing,
         failures: FailureLog,
     ) -> None:
         self.found = found
         self.cases = layout.cases
         self.description = description
         self.recipe = recipe
-        self.outcome = outcome
+        self.packing = packing
+        self.outcome = packing.outcome
         self.failures = failures
         self.labels = any(case.label is not None for case in layout.cases)
         self.groups = any(case.group for case in layout.cases)
+        self._ingester = VolumeIngester(recipe, found.root, labels=self.labels, groups=self.groups)
+        self._codecs = Codecs(image=recipe.codec, label=recipe.codec)
+        self._ahead: list[Prepared] = []
         self._stored: set[str] = set()
         self._failed: set[str] = set()
         self.work = self._work(layout)
@@ -80,6 +91,9 @@ class VolumeJob:
         classes = sorted(self.description.classes.items())
         options = json.dumps([self.recipe.to_json(), classes, cases])
         return f"{self.found.fingerprint} {xxhash.xxh3_128_hexdigest(options.encode())}"
+
+    def __len__(self) -> int:
+        return len(self.cases)
 
     def estimate(self) -> int:
         """Return about how many bytes the store will take."""
@@ -100,78 +114,34 @@ class VolumeJob:
             else:
                 self.outcome.samples += 1
                 self._stored.update(path for entry in case.entries for path in entry.files)
-        self._account()
 
-    def run(
-        self, path: str, *, workers: int, on_error: str, force: bool, progress: bool | None
-    ) -> None:
-        """Pack; an interrupted run of the same job is gone on with.
+    def at_work(self) -> AbstractContextManager[object]:
+        """Hold a folder beside the output for what has to be unpacked."""
+        return self._ingester.unpacking_beside(self.packing.path)
 
-        Raises:
-            SourceError: No case could be packed.
-            DecodeError: A bad case, with ``on_error="raise"``.
-            StorageFullError: No room.
-        """
-        given_up = other_work(path, self.work)
-        if given_up:
-            cases = "case" if given_up == 1 else "cases"
-            self.outcome.warnings.append(
-                f"{given_up:,} {cases} of an unfinished pack with other options or files were "
-                "discarded"
-            )
-        with scratch_folder(path) as scratch, contextlib.ExitStack() as stack:
-            ingester = self._ingester(scratch)
-            stack.callback(ingester.close)
-            codecs = codecs_of_earlier_run(path, self.work)
-            ahead: list[Prepared] = []
-            if codecs is None and self.recipe.codec != "auto":
-                codecs = Codecs(image=self.recipe.codec, label=self.recipe.codec)
-            if codecs is None:
-                ahead = self._first(ingester)
-                codecs = codecs_for(each.sample or {} for each in ahead)
-            writer = stack.enter_context(self._writer(path, codecs, force=force))
-            bar = stack.enter_context(Progress("packing", unit="cases", enabled=progress))
-            self.outcome.resumed = self.outcome.samples = len(writer)
-            start = self._pass_over(writer.keys(), ingester)
-            bar.total = len(self.cases) - start
-            self._write(
-                writer,
-                bar,
-                ingester,
-                ahead,
-                start,
-                codecs=codecs,
-                workers=workers,
-                on_error=on_error,
-            )
-            self._account()
-            if not self.outcome.samples:
-                writer.abort(keep=False)
-                raise nothing_packed(self.found.root, self.outcome, self.failures)
+    def key(self, at: int) -> bytes:
+        """Return the key of a case."""
+        return encode_text(self.recipe.key(self.cases[at].name))
 
-    def finish(self, store: Store) -> None:
-        """Fill in the report of a store that this job has made and an ended run did not report."""
-        self.outcome.resumed = self.outcome.samples = len(store)
-        with (
-            scratch_folder(store.path) as scratch,
-            contextlib.closing(self._ingester(scratch)) as ingester,
-        ):
-            keys = (encode_text(store.key(number)) for number in range(len(store)))
-            for case in self.cases[self._pass_over(keys, ingester) :]:
-                self._refuse(self._looked_at(ingester, case))
-        self._account()
-        clear_published(store.path)
+    def stored(self, at: int) -> None:
+        """Note a case that an earlier run has stored."""
+        self._note_stored(self.cases[at])
 
-    def _ingester(self, scratch: Path) -> VolumeIngester:
-        return VolumeIngester(
-            self.recipe, self.found.root, scratch, labels=self.labels, groups=self.groups
-        )
+    def refused(self, at: int) -> None:
+        """Prepare a case again that an earlier run has refused, for the reason."""
+        prepared = self._ingester(self.cases[at])
+        self._ingester.done(prepared)
+        if prepared.sample is not None:
+            prepared.reason = REFUSED_EARLIER
+        self._refuse(prepared)
 
-    def _writer(self, path: str, codecs: Codecs, *, force: bool) -> StoreWriter:
+    def writer(self) -> StoreWriter:
+        """Return the writer of the store; cases are tried first where a codec is to be chosen."""
+        self._ahead, self._codecs = self._tried()
         names = {str(number): name for number, name in self.description.classes.items()}
         return StoreWriter(
-            path,
-            schema=self.recipe.schema(codecs, labels=self.labels, groups=self.groups),
+            self.packing.path,
+            schema=self.recipe.schema(self._codecs, labels=self.labels, groups=self.groups),
             attrs={
                 "kind": "volume",
                 "patch": None if self.recipe.patch is None else list(self.recipe.patch),
@@ -180,63 +150,52 @@ class VolumeJob:
                 "format_of_labels": 1,
                 "work": self.work,
             },
-            force=force,
+            force=self.packing.force,
             resume=self.work,
         )
 
-    def _first(self, ingester: VolumeIngester) -> list[Prepared]:
-        """Prepare cases until there are some that can be packed."""
-        ahead: list[Prepared] = []
-        for case in self.cases:
-            ahead.append(ingester(case))
-            if sum(each.sample is not None for each in ahead) == _TRIED:
-                break
-        return ahead
-
-    def _write(
-        self,
-        writer: StoreWriter,
-        bar: Progress,
-        ingester: VolumeIngester,
-        ahead: list[Prepared],
-        start: int,
-        *,
-        codecs: Codecs,
-        workers: int,
-        on_error: str,
-    ) -> None:
-        for prepared in ahead:
-            self._take(writer, ingester, prepared, codecs, on_error)
+    def write(self, writer: StoreWriter, bar: Progress, start: int) -> None:
+        """Prepare and write the cases from ``start`` on."""
+        bar.total = len(self.cases) - start
+        for prepared in self._ahead:
+            self._take(writer, prepared)
             bar.advance(1, nbytes=prepared.nbytes)
-        left = self.cases[start + len(ahead) :]
+        left = self.cases[start + len(self._ahead) :]
         # Each holds a slab of its own, and its unpacked files; so there are about as many as
         # threads, however small the volumes are.
-        cost = _IN_FLIGHT // (workers + 1)
-        items = ((case, cost) for case in left)
-        with contextlib.closing(run_in_order(ingester, items, workers=workers)) as results:
+        workers = self.packing.workers
+        items = ((case, _IN_FLIGHT // (workers + 1)) for case in left)
+        with contextlib.closing(run_in_order(self._ingester, items, workers=workers)) as results:
             for prepared in results:
-                self._take(writer, ingester, prepared, codecs, on_error)
+                self._take(writer, prepared)
                 bar.advance(1, nbytes=prepared.nbytes)
 
-    def _take(
-        self,
-        writer: StoreWriter,
-        ingester: VolumeIngester,
-        prepared: Prepared,
-        codecs: Codecs,
-        on_error: str,
-    ) -> None:
+    def _tried(self) -> tuple[list[Prepared], Codecs]:
+        """Return how blocks are coded, and the cases that were prepared to find out."""
+        codecs = codecs_of_earlier_run(self.packing.path, self.work)
+        if codecs is not None:
+            return [], codecs
+        if self.recipe.codec != "auto":
+            return [], Codecs(image=self.recipe.codec, label=self.recipe.codec)
+        ahead: list[Prepared] = []
+        for case in self.cases:
+            ahead.append(self._ingester(case))
+            if sum(each.sample is not None for each in ahead) == _TRIED:
+                break
+        return ahead, codecs_for(each.sample or {} for each in ahead)
+
+    def _take(self, writer: StoreWriter, prepared: Prepared) -> None:
         case = prepared.case
         self.outcome.source_bytes += prepared.nbytes
         if prepared.sample is not None:
             try:
-                writer.add(prepared.value_of(codecs), key=self.recipe.key(case.name))
+                writer.add(prepared.value_of(self._codecs), key=self.recipe.key(case.name))
             except (DecodeError, SourceError, SchemaError) as error:
                 prepared.fail(error, self.found.root)
-        ingester.done(prepared)
+        self._ingester.done(prepared)
         if prepared.sample is None:
             name, reason = self._refuse(prepared)
-            if on_error == "raise":
+            if self.packing.on_error == "raise":
                 raise bad_file(self.found.root, name, reason)
             return
         self.outcome.samples += 1
@@ -246,31 +205,6 @@ class VolumeJob:
         self._stored.update(path for entry in case.entries for path in entry.files)
         for text in remarks_on(case):
             self.failures.note(self.outcome, self.recipe.key(case.name), self._told(case, text))
-
-    def _looked_at(self, ingester: VolumeIngester, case: Case) -> Prepared:
-        """Prepare a case that an earlier run refused, for the reason."""
-        prepared = ingester(case)
-        ingester.done(prepared)
-        if prepared.sample is not None:
-            prepared.reason = "was bad when an earlier run met it; pack anew to include it"
-        return prepared
-
-    def _pass_over(self, keys: Iterable[bytes], ingester: VolumeIngester) -> int:
-        """Return where to go on; what an earlier run refused is looked at again."""
-        at, path = 0, self.outcome.path
-        for key in keys:
-            while at < len(self.cases) and encode_text(self.recipe.key(self.cases[at].name)) != key:
-                self._refuse(self._looked_at(ingester, self.cases[at]))
-                at += 1
-            if at == len(self.cases):
-                raise StoreFormatError(
-                    f"{path}: {partial_path(path)} holds other work than it says; remove it and "
-                    "start anew",
-                    path=path,
-                )
-            self._note_stored(self.cases[at])
-            at += 1
-        return at
 
     def _refuse(self, prepared: Prepared) -> tuple[str, str]:
         """Note a case that is not packed; return how it is called, and why."""
@@ -293,25 +227,39 @@ class VolumeJob:
             names |= {entry.name, entry.path, *entry.files}
         return hidden(text, names, lambda _: self.recipe.key(case.name))
 
-    def _account(self) -> None:
+    def account(self) -> None:
         """Count the files: each is stored, failed, or left out."""
         self.outcome.stored_files = len(self._stored)
         self.outcome.failed_files = len(self._failed - self._stored)
         self.outcome.failed_files += sum(len(files) for _, _, files in self.found.bad)
 
+    def look(self, store: Store) -> Sequence[Duplicates]:
+        """Count what is in the finished store."""
+        labels = "label" in store.fields
 
-def nothing_packed(root: str, outcome: PackReport, failures: FailureLog) -> SourceError:
-    """Return the error that says what there was instead of volumes."""
-    text = f"{printable(root)}: no volume could be packed"
-    left_out = outcome.left_out_by_reason()
-    seen = [f"{item['count']:,} {printable(item['reason'])}" for item in left_out if item["count"]]
-    if seen:
-        more = f" and {len(seen) - 8} more kinds" if len(seen) > 8 else ""
-        text += f"; left out: {', '.join(seen[:8])}{more}"
-    if failures.count:
-        bad = [f"{printable(name)}: {reason}" for name, reason in failures.first[:3]]
-        more = f"; and {failures.count - len(bad):,} more" if failures.count > len(bad) else ""
-        text += f"; bad: {'; '.join(bad)}{more}"
-    return SourceError(
-        f"{text}. Volumes are NIfTI, DICOM, NRRD, MetaImage and NumPy files", path=root
-    )
+        def facts(number: int) -> dict[str, str]:
+            image = store.array(number, "image")
+            found = {
+                "format": image.attrs.get("format", ""),
+                "dtype": image.dtype.name,
+                "axis": image.attrs.get("axis", "none"),
+                "orientation": image.attrs.get("orientation", "unknown"),
+                "photometric": image.attrs.get("photometric", ""),
+            }
+            if labels:
+                try:
+                    found["label"] = store.array(number, "label").dtype.name
+                except SampleKeyError:
+                    found["label"] = "none"
+            return found
+
+        self.outcome.content = content_of(store, facts)
+        return ()
+
+    def nothing_packed(self) -> SourceError:
+        """Return the error that says what there was instead of volumes."""
+        return SourceError(
+            f"{printable(self.found.root)}: no volume could be packed{left_out_of(self.outcome)}"
+            f"{bad_of(self.failures)}. Volumes are NIfTI, DICOM, NRRD, MetaImage and NumPy files",
+            path=self.found.root,
+        )

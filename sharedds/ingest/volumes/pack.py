@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import os
-import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import xxhash
 
-from sharedds.errors import DecodeError, OptionError, SampleKeyError, SourceError
-from sharedds.ingest.executor import usable_cpus
-from sharedds.ingest.options import PathLike, path_of, shown, whole
-from sharedds.ingest.places import check_places, check_room, output_exists
-from sharedds.ingest.report import LISTED, FailureLog, PackReport, bad_file, write_report
+from sharedds.ingest.options import PathLike, path_of
+from sharedds.ingest.packing import Packing
+from sharedds.ingest.report import LISTED, FailureLog, PackReport
 from sharedds.ingest.volumes.cases import Case, Description, Layout, hidden
-from sharedds.ingest.volumes.job import VolumeJob, nothing_packed
+from sharedds.ingest.volumes.job import VolumeJob
 from sharedds.ingest.volumes.layouts import find_cases
 from sharedds.ingest.volumes.recipe import Prefer, VolumeCodec, VolumeRecipe
 from sharedds.ingest.volumes.scan import Found, find_volumes
 from sharedds.ingest.volumes.series import SAME_INSTANCE
 from sharedds.ingest.volumes.table import cases_of_table, load_description, read_table
 from sharedds.packed import encode_text
-from sharedds.progress import Progress
-from sharedds.store import Store
 
 __all__ = ["pack_volumes"]
 
@@ -102,7 +96,6 @@ def pack_volumes(
         DecodeError: A bad case, with ``on_error="raise"``.
         MissingExtraError: A file needs a package that is not installed.
     """
-    started = time.monotonic()
     recipe = VolumeRecipe.of(
         patch=patch,
         spacing=spacing,
@@ -118,20 +111,24 @@ def pack_volumes(
         prefer=prefer,
         resample_labels=bool(resample_labels),
     )
-    if on_error not in ("skip", "raise"):
-        raise OptionError(f"on_error {shown(on_error)}: one of skip, raise")
-    workers = whole("workers", workers, 1, optional=True)
-    root, path = path_of("source", source), path_of("out", out)
-    place = path_of("report", report) if report is not None else f"{path}.report.jsonl"
-    outcome = PackReport(
-        path=path, kind="volumes", report="" if dry_run else place, dry_run=dry_run
+    packing = Packing.begin(
+        "volumes",
+        source,
+        out,
+        on_error=on_error,
+        workers=workers,
+        most_workers=_MOST_WORKERS,
+        force=force,
+        dry_run=dry_run,
+        report=report,
+        progress=progress,
     )
-    made = check_places(root, path, place, force=force, dry_run=dry_run)
+    outcome = packing.outcome
     listed = None if labels is None else path_of("labels", labels)
     rows = None if listed is None else read_table(listed)
-    with Progress("scanning", unit="files", enabled=progress) as bar:
+    with packing.scanning() as bar:
         found = find_volumes(
-            root,
+            packing.root,
             recipe.dicom,
             prefer=recipe.prefer,
             include_hidden=include_hidden,
@@ -144,44 +141,13 @@ def pack_volumes(
     if listed is None or rows is None:
         layout = find_cases(found.entries, description)
     else:
-        layout = cases_of_table(listed, rows, root, found.entries)
+        layout = cases_of_table(listed, rows, packing.root, found.entries)
     outcome.files, outcome.layout = found.files, layout.kind
     with FailureLog() as failures:
         _take_over(found, layout, recipe, outcome, failures)
         outcome.warnings += _remarks_on_layout(layout, recipe)
-        job = VolumeJob(found, layout, description, recipe, outcome=outcome, failures=failures)
-        if made is not None and made.attrs["work"] != job.work:
-            raise output_exists(path)
-        try:
-            if not layout.cases:
-                raise nothing_packed(root, outcome, failures)
-            if failures.count and on_error == "raise":
-                raise bad_file(root, *failures.first[0])
-            outcome.estimated_bytes = outcome.bytes = job.estimate()
-            if dry_run:
-                job.count_only()
-            elif made is not None:
-                job.finish(made)
-            else:
-                check_room(path, outcome.estimated_bytes // 2)
-                job.run(
-                    path,
-                    workers=workers or min(usable_cpus(), _MOST_WORKERS),
-                    on_error=on_error,
-                    force=force,
-                    progress=progress,
-                )
-        except (DecodeError, SourceError):
-            if failures.count and not dry_run:
-                failures.finish(outcome, started)
-                write_report(outcome, failures)
-            raise
-        if not dry_run:
-            _look(Store(path), outcome)
-        failures.finish(outcome, started)
-        if not dry_run:
-            write_report(outcome, failures)
-        return outcome
+        job = VolumeJob(found, layout, description, recipe, packing=packing, failures=failures)
+        return packing.carry_out(job, failures)
 
 
 def _take_over(
@@ -245,29 +211,3 @@ def _names_patient(case: Case) -> bool:
     words = {word for entry in case.entries for word in entry.patient}
     name = case.name.lower()
     return any(word in name for word in words)
-
-
-def _look(store: Store, outcome: PackReport) -> None:
-    """Count what is in the finished store."""
-    outcome.digest = store.digest
-    outcome.bytes = os.path.getsize(store.path)
-    counts: dict[str, Counter[str]] = {}
-    labels = "label" in store.fields
-    for number in range(len(store)):
-        image = store.array(number, "image")
-        facts = {
-            "format": image.attrs.get("format", ""),
-            "dtype": image.dtype.name,
-            "axis": image.attrs.get("axis", "none"),
-            "orientation": image.attrs.get("orientation", "unknown"),
-            "photometric": image.attrs.get("photometric", ""),
-        }
-        if labels:
-            try:
-                facts["label"] = store.array(number, "label").dtype.name
-            except SampleKeyError:
-                facts["label"] = "none"
-        for name, value in facts.items():
-            if value:
-                counts.setdefault(name, Counter())[str(value)] += 1
-    outcome.content = {name: dict(counter) for name, counter in counts.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from sharedds.ingest.volumes.labels import WholeNumbers, compare_grids, count_la
 from sharedds.ingest.volumes.narrow import narrowed
 from sharedds.ingest.volumes.recipe import Codecs, VolumeRecipe
 from sharedds.ingest.volumes.scan import SAME_PLACE
+from sharedds.ingest.volumes.scratch import scratch_folder
 from sharedds.ingest.volumes.slabs import SLAB_BYTES, BlockFile, OneSlab, Slabs, Stacked
 from sharedds.store.blocking import EFFORT
 from sharedds.store.values import ArrayValue
@@ -87,20 +89,27 @@ class VolumeIngester:
     Args:
         recipe: How they are stored.
         root: The folder, absolute: taken out of what errors say.
-        scratch: A folder for what has to be unpacked.
         labels, groups: Whether the store has these fields.
     """
 
-    def __init__(
-        self, recipe: VolumeRecipe, root: str, scratch: Path, *, labels: bool, groups: bool
-    ) -> None:
+    def __init__(self, recipe: VolumeRecipe, root: str, *, labels: bool, groups: bool) -> None:
         self.recipe = recipe
         self._root = root
-        self._scratch = scratch
+        self._scratch: Path | None = None  # the system's
         self._labels = labels
         self._groups = groups
         self._open: dict[int, Prepared] = {}
         self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def unpacking_beside(self, path: str) -> Iterator[None]:
+        """Unpack what has to be in a folder beside an output; at the end all files are let go of.
+
+        Raises:
+            StoreBusyError, StoreExistsError: See :func:`scratch_folder`.
+        """
+        with scratch_folder(path) as self._scratch, contextlib.closing(self):
+            yield
 
     def __call__(self, case: Case) -> Prepared:
         """Open, check and count a case; what is wrong with it is a reason, not an error."""
