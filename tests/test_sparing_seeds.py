@@ -66,11 +66,11 @@ def test_without_a_second_making_the_first_draws_would_be_others() -> None:
     sparing = SparingSeeding()
     sparing._left = 0
     random.seed(5)
-    sparing.begin(64)
+    sparing.begin()
     sparing.seed(SampleKey(0, 0, 39).number("globals"))
     assert random.random() != expected(random.random, 39)
     assert not sparing.is_sound()
-    sparing.begin(64)
+    sparing.begin()
     sparing.seed(SampleKey(0, 0, 39).number("globals"))
     assert random.random() == expected(random.random, 39)
 

@@ -12,8 +12,10 @@ from typing import Literal, get_args
 import numpy as np
 
 from sharedds.errors import OptionError
-from sharedds.generators.numpy_state import NumPyState
+from sharedds.generators.numpy_state import NumPyState, TakenState
+from sharedds.generators.python_state import PythonState, TakenPython
 from sharedds.generators.thread_random import global_torch_generator
+from sharedds.generators.torch_state import TakenTorch, TorchState
 from sharedds.order import SampleKey
 
 __all__ = ["SEEDING_MODES", "GlobalSeeding", "SeedingMode", "kept_globals"]
@@ -73,22 +75,26 @@ class kept_globals:  # noqa: N801 - used as a function, like contextlib.suppress
         torch: That of torch's generator.
     """
 
-    __slots__ = ("_numpy", "numpy", "python", "torch")
+    __slots__ = ("_numpy", "_python", "_torch", "numpy", "python", "torch")
+
+    numpy: TakenState
+    python: TakenPython
+    torch: TakenTorch
 
     def __init__(self) -> None:
-        self._numpy = NumPyState()
+        self._numpy, self._python, self._torch = NumPyState(), PythonState(), TorchState()
 
     def keep(self) -> None:
         """Remember the state of now."""
-        self.python = random.getstate()
+        self.python = self._python.take()
         self.numpy = self._numpy.take()
-        self.torch = global_torch_generator().get_state()
+        self.torch = self._torch.take()
 
     def restore(self) -> None:
         """Return to the remembered state."""
-        random.setstate(self.python)
+        self._python.put(self.python)
         self._numpy.put(self.numpy)
-        global_torch_generator().set_state(self.torch)
+        self._torch.put(self.torch)
 
     def __enter__(self) -> None:
         self.keep()

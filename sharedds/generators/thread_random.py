@@ -39,6 +39,7 @@ __all__ = [
     "ThreadGenerators",
     "drawing_from",
     "global_numpy_generator",
+    "global_python_generator",
     "global_torch_generator",
     "redirect_globals",
     "restore_globals",
@@ -109,6 +110,12 @@ def global_numpy_generator() -> np.random.RandomState:
     """Return the generator behind ``numpy.random`` in this thread."""
     own = _thread.own
     return np.random.mtrand._rand if own is None else own.numpy
+
+
+def global_python_generator() -> random.Random:
+    """Return the generator behind ``random`` in this thread."""
+    own = _thread.own
+    return random._inst if own is None else own.random  # type: ignore[attr-defined]
 
 
 # --- modules -------------------------------------------------------------------------------------

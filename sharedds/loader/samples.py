@@ -15,7 +15,7 @@ import reprlib
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,8 @@ from sharedds.order import Batch, SampleKey, keys_in_turn, using_key, using_keys
 from sharedds.workers.buffers import empty_shared
 
 __all__ = ["SampleReader"]
+
+T = TypeVar("T")
 
 Integers = npt.NDArray[np.int64]
 
@@ -230,9 +232,11 @@ class SampleReader(Dataset[Any]):
             return found
 
     def _read_one_by_one(self, batch: Batch) -> list[Any]:
+        if self._parts is not None:  # never with seeds for the whole batch
+            return self._parts.read(batch)
         if self.seeding.with_batch:
-            self._seed(batch.key(0))
-        return self._read_each(batch) if self._parts is None else self._parts.read(batch)
+            return self._seeded_once(batch, lambda: self._make_each(batch))
+        return self._read_each(batch)
 
     def read_part(self, batch: Batch, indices: list[int]) -> list[Any]:
         """Load samples that are a part of a batch, one by one.
@@ -250,30 +254,54 @@ class SampleReader(Dataset[Any]):
         if not self.seeding.with_sample:
             return self._make_each(batch)
         while True:
-            self._globals.begin(len(self._indices), self._kept)
-            samples = self._make_each(batch)
+            self._globals.begin(self._kept)
+            try:
+                samples = self._make_each(batch)
+            finally:
+                self._globals.end()
             if self._globals.is_sound():
                 return samples
+
+    def _seeded_once(self, batch: Batch, make: Callable[[], T]) -> T:
+        """What ``make`` returns, with all generators seeded by the key of the first sample."""
+        key = batch.key(0)
+        while True:
+            self._globals.begin(self._kept)
+            try:
+                if self._globals.seeds:
+                    self._globals.seed(key.number("globals"))
+                if self._held:
+                    self._held.reseed(key)
+                made = make()
+                if self._globals.is_careful:
+                    self._globals.look()
+            finally:
+                self._globals.end()
+            if self._globals.is_sound():
+                return made
 
     def _make_each(self, batch: Batch) -> list[Any]:
         """As :meth:`load` for each sample, written out: calls would take longer than all else."""
         samples: list[Any] = []
-        dataset, indices = self.dataset, self._indices
-        held = self._held or None  # most datasets hold no generator; asked once for all samples
-        with_sample, seed = self.seeding.with_sample, self._globals.seed
+        dataset, indices, with_sample = self.dataset, self._indices, self.seeding.with_sample
+        seed = self._globals.seed if with_sample and self._globals.seeds else None
+        # Most datasets hold no generator: asked once for all samples.
+        held = (self._held or None) if with_sample else None
+        is_seeded = seed is not None or held is not None
         is_careful = with_sample and self._globals.is_careful
         with keys_in_turn(batch.seed, batch.epoch, indices, batch.draws) as turn:
-            for at, index in enumerate(indices):
-                turn.at = at
+            for turn.at, index in enumerate(indices):
                 try:
-                    if with_sample:
-                        seed(turn.number("globals"))
+                    if is_seeded:
+                        if seed is not None:
+                            seed(turn.number("globals"))
                         if held is not None:
                             held.reseed(turn.key)
                     samples.append(dataset[index])
                     if is_careful:
                         self._globals.look()
                 except Exception as error:
+                    self._globals.refused(error)
                     samples += self.policy.failed(error, turn.key, self)
                     if self.policy.raises:
                         break
@@ -284,17 +312,17 @@ class SampleReader(Dataset[Any]):
 
     def _read_together(self, batch: Batch) -> list[Any]:
         keys = list(batch.keys())
-        if self.seeding.with_batch:
-            self._seed(keys[0])
-        try:
+
+        def make() -> Any:
             with using_keys(keys):
-                if self.seeding.with_sample:
-                    self._seed(keys[0])
-                samples = self.dataset.__getitems__(self._indices)
+                return self.dataset.__getitems__(self._indices)
+
+        try:
+            samples = self._seeded_once(batch, make) if self.seeding else make()
         except Exception:
             if not hasattr(self.dataset, "__getitem__"):
                 raise
-            found = self._read_each(batch)  # to learn which of them it was
+            found = self._read_one_by_one(batch)  # to learn which of them it was
             if not has_failures(found):  # none by itself: the fault is in reading them together
                 raise
             return found
@@ -319,11 +347,6 @@ class SampleReader(Dataset[Any]):
                 break
         return kept
 
-    def _seed(self, key: SampleKey) -> None:
-        self.seeding.seed(key)
-        if self._held:
-            self._held.reseed(key)
-
     @contextlib.contextmanager
     def _stirred(self) -> Iterator[None]:
         """While open, code of the user runs that was not expected to: whose draws are whose?"""
@@ -347,6 +370,8 @@ class SampleReader(Dataset[Any]):
         self._together = reads_batches(self.dataset)
         load = batch_maker(self.dataset) if self.is_whole else None
         self._advise = adviser(self.dataset) if load or not self._together else None
+        if self.seeding.with_batch and self._collate_may_draw:
+            self._globals = SparingSeeding(is_always=True)  # it draws on where the samples end
         if load is not None:
             self._make_whole = WholeMaker(load, self._memory_for_batches(), threads=self.threads)
         elif self.threads > 1 and not self._together and not self.seeding.with_batch:
@@ -391,12 +416,14 @@ class _Kept:
         self._globals.keep()
         reader._kept = self._globals
 
-    def __exit__(self, *about: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *about: object) -> None:
         self._is_open = False
-        self._reader._kept = None
+        reader = self._reader
+        reader._kept = None
         if self._undo is None:
             return
-        self._globals.restore()
+        if kind is not None or reader._collate_may_draw or not reader._globals.is_still:
+            self._globals.restore()
         for undo in self._undo:
             undo()
         self._undo = None
