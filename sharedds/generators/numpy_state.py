@@ -37,19 +37,19 @@ class TakenState(NamedTuple):
 class NumPyState:
     """Takes and puts back the state of ``numpy.random``; for one thread at a time."""
 
-    __slots__ = ("_address", "_bits", "_even")
+    __slots__ = ("_bits", "_even", "_words")
 
     def __init__(self) -> None:
         self._bits: Any = None
-        self._address = 0
+        self._words: Any = None  # in their place; None where it is not known how many
         self._even = b""  # the latest words that were met with no second half of a pair
 
     def take(self) -> TakenState:
         """Return the state of now."""
         bits = global_numpy_generator()._bit_generator
         if bits is not self._bits:
-            self._bits, self._address, self._even = bits, _address(bits), b""
-        words = ctypes.string_at(self._address, _SIZE) if self._address else b""
+            self._bits, self._words, self._even = bits, _words_of(bits), b""
+        words = self._words.raw if self._words is not None else b""
         if words and words == self._even:
             return TakenState(bits, words, None)
         whole: Any = global_numpy_generator().get_state(legacy=False)
@@ -63,10 +63,13 @@ class NumPyState:
         source: Any = global_numpy_generator()
         if source._bit_generator is not since.bits or since.bits is not self._bits:
             return True
-        if self._address and ctypes.string_at(self._address, _SIZE) != since.words:
+        if self._words is not None and self._words.raw != since.words:
             return True
         whole = since.whole
         return whole is not None and repr(source.get_state(legacy=False)) != repr(whole)
+
+    def __reduce__(self) -> tuple[type[NumPyState], tuple[()]]:
+        return NumPyState, ()  # places in memory are those of one process
 
     def put(self, state: TakenState) -> None:
         """Return to a state."""
@@ -81,6 +84,11 @@ class NumPyState:
         else:
             source.seed(0)  # forgets the second half of a pair
             ctypes.memmove(_address(state.bits), state.words, _SIZE)
+
+
+def _words_of(bits: Any) -> Any:
+    address = _address(bits)
+    return (ctypes.c_char * _SIZE).from_address(address) if address else None
 
 
 def _address(bits: Any) -> int:

@@ -40,17 +40,22 @@ class TorchState:
     def take(self) -> TakenTorch:
         """Return the state of now."""
         source = global_torch_generator()
-        state = source.get_state()  # contiguous uint8, as set_state wants it
-        return TakenTorch(source, ctypes.string_at(state.data_ptr(), state.nbytes))
+        return TakenTorch(source, _bytes_of(source))
 
     def moved(self, since: TakenTorch) -> bool:
         """Whether something was drawn or seeded since."""
-        return self.take() != since
+        source = global_torch_generator()
+        return source is not since.source or _bytes_of(source) != since.words
 
     def put(self, state: TakenTorch) -> None:
         """Return to a state."""
         if self.moved(state):
             state.source.set_state(torch.frombuffer(bytearray(state.words), dtype=torch.uint8))
+
+
+def _bytes_of(source: torch.Generator) -> bytes:
+    state = source.get_state()  # contiguous uint8, as set_state wants it
+    return ctypes.string_at(state.data_ptr(), state.nbytes)
 
 
 # --- who asks ------------------------------------------------------------------------------------

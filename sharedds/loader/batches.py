@@ -7,10 +7,15 @@ numbers whoever makes the batch, as long as the batch is the same.
 
 from __future__ import annotations
 
+import contextlib
 import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import torch
+from torch.utils.data import default_collate
+from torch.utils.data._utils.collate import collate_int_fn, default_collate_fn_map
 
 from sharedds.errors import WorkerError
 from sharedds.generators.seeding import GlobalSeeding
@@ -19,6 +24,9 @@ from sharedds.order import Batch
 from sharedds.workers.delivery import deliverable
 
 __all__ = ["BatchTransform", "KeyedBatch", "WholeBatch", "collate_with_failures"]
+
+
+_INTEGERS = {int}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +104,7 @@ class _Collate:
         self.batch_transform = batch_transform
         self.sends = sends
 
-    def __call__(self, read: Any) -> Any:
+    def __call__(self, read: Any, kinds: set[type] | None = None) -> Any:
         asked = None
         if type(read) is KeyedBatch:
             read, asked = read.read, read.asked
@@ -105,10 +113,15 @@ class _Collate:
             batch = read.batch
         else:
             is_batch = isinstance(read, list)
-            items, failures = split_failures(read if is_batch else [read])
+            items = read if is_batch else [read]
+            if kinds is None:  # else none has failed
+                items, failures = split_failures(items)
             if not items or any(failed.is_final for failed in failures):
                 return Delivery(None, failures, is_empty=True)
-            batch = self._collated(items if is_batch else items[0])
+            if kinds == _INTEGERS and self.collate_fn is default_collate:
+                batch = _numbers(items)
+            else:
+                batch = self._collated(items if is_batch else items[0])
         if self.batch_transform is not None and asked is not None:
             batch = self.batch_transform(batch, asked)
         if self.sends:
@@ -125,6 +138,16 @@ class _Collate:
             ) from error
 
 
+def _numbers(items: list[int]) -> Any:
+    """As torch's ``default_collate`` of whole numbers, in a quarter of the time."""
+    if default_collate_fn_map.get(int) is collate_int_fn:
+        batch = torch.empty(len(items), dtype=torch.int64)
+        with contextlib.suppress(OverflowError):
+            batch.numpy()[:] = items
+            return batch
+    return default_collate(items)
+
+
 def collate_with_failures(
     collate_fn: Callable[[Any], Any],
     batch_transform: BatchTransform | None = None,
@@ -133,7 +156,8 @@ def collate_with_failures(
 ) -> Callable[[Any], Any]:
     """Wrap a ``collate_fn``: what failed travels with the batch, which fits where it has to go.
 
-    The function returned takes a list of samples, or one sample, in which ``ErrorPolicy.failed``
+    The function returned takes a list of samples (with the types that occur among them, where it is
+    known that none has failed), or one sample, in which ``ErrorPolicy.failed``
     has left its records; or a :class:`WholeBatch`; or a :class:`KeyedBatch` of either. It returns
     the batch, or a :class:`~sharedds.loader.failures.Delivery`, or, where it is sent, what
     :func:`~sharedds.workers.delivery.deliverable` makes of it. It can be pickled if both functions

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from sharedds.cache import CacheStats
 from sharedds.datasets.offers import caches_of
@@ -28,6 +27,7 @@ from sharedds.loader.failures import FailedSample
 from sharedds.loader.flight import InFlight
 from sharedds.loader.guard import MemoryGuard
 from sharedds.loader.heap import is_tight
+from sharedds.loader.in_process import InProcessIterator
 from sharedds.loader.ledger import FailureLedger
 from sharedds.loader.plan import LoaderPlan, Planned
 from sharedds.loader.processes import ProcessIterator
@@ -377,7 +377,7 @@ class PlannedLoader(DataLoader[T]):
             if self._memory is None and not self._is_tight():
                 self._memory = SpareMemory()
             view.dataset.memory = self._memory  # that of the pass before
-            return _SingleProcessDataLoaderIter(view)
+            return InProcessIterator(view)
         if self.plan.engine == "thread":
             return ThreadIterator(LoaderView(self, flight))
         loans = None

@@ -73,6 +73,7 @@ class SampleReader(Dataset[Any]):
     Attributes:
         read_ahead: So many samples of a batch are advised before they are read; None for all.
         memory: Gives private memory for batches; None makes one of its own where it is needed.
+        kinds: The types of the samples of the latest batch; None where some may have failed.
         own: What stands for the global generators in this thread; None for these themselves.
     """
 
@@ -99,6 +100,7 @@ class SampleReader(Dataset[Any]):
         self.read_ahead: int | None = None
         self.memory: SpareMemory | None = None
         self.own: ThreadGenerators | None = None
+        self.kinds: set[type] | None = None
         self.begin_anew(dataset, collate_fn)
 
     def begin_anew(self, dataset: Any, collate_fn: Any) -> None:
@@ -192,6 +194,7 @@ class SampleReader(Dataset[Any]):
             if self._parts is not None:
                 self._parts.begin_epoch(batch.epoch)
         self._indices = self._batch_indices = batch.indices.tolist()
+        self.kinds = None
         if self._advise is not None and self.read_ahead != 0:
             self._advise(batch.indices[: self.read_ahead])
         if self._make_whole is not None:
@@ -264,14 +267,13 @@ class SampleReader(Dataset[Any]):
 
     def _seeded_once(self, batch: Batch, make: Callable[[], T]) -> T:
         """What ``make`` returns, with all generators seeded by the key of the first sample."""
-        key = batch.key(0)
         while True:
             self._globals.begin(self._kept)
             try:
                 if self._globals.seeds:
-                    self._globals.seed(key.number("globals"))
+                    self._globals.seed(batch.key(0).number("globals"))
                 if self._held:
-                    self._held.reseed(key)
+                    self._held.reseed(batch.key(0))
                 made = make()
                 if self._globals.is_careful:
                     self._globals.look()
@@ -289,6 +291,7 @@ class SampleReader(Dataset[Any]):
         held = (self._held or None) if with_sample else None
         is_seeded = seed is not None or held is not None
         is_careful = with_sample and self._globals.is_careful
+        is_sound = True
         with keys_in_turn(batch.seed, batch.epoch, indices, batch.draws) as turn:
             for turn.at, index in enumerate(indices):
                 try:
@@ -301,13 +304,18 @@ class SampleReader(Dataset[Any]):
                     if is_careful:
                         self._globals.look()
                 except Exception as error:
+                    is_sound = False
                     self._globals.refused(error)
                     samples += self.policy.failed(error, turn.key, self)
                     if self.policy.raises:
                         break
-            if not _NO_TENSORS.issuperset(map(type, samples)):
+            kinds = set(map(type, samples))
+            if not kinds <= _NO_TENSORS:
                 keys = (turn.key for turn.at in range(len(samples)))
-                return self._without_elsewhere(samples, keys)
+                found = self._without_elsewhere(samples, keys)
+                is_sound = is_sound and found is samples
+                samples = found
+        self.kinds = kinds if is_sound else None
         return samples
 
     def _read_together(self, batch: Batch) -> list[Any]:
@@ -410,9 +418,10 @@ class _Kept:
         """Remember the states of now, if that is not done."""
         if not self._is_open or self._undo is not None:
             return
-        reader = self._reader
-        held = (reader._held, reader._held_by_collate)
-        self._undo = [undo for generators in held if generators for undo in generators.states()]
+        reader, self._undo = self._reader, []
+        for held in (reader._held, reader._held_by_collate):
+            if held:
+                self._undo += held.states()
         self._globals.keep()
         reader._kept = self._globals
 

@@ -135,7 +135,6 @@ class EpochPass:
 
     Attributes:
         epoch: The epoch.
-        position: Where to go on if the loader ended now.
         samples: How many samples were handed out.
         is_over: Whether the last batch was handed out.
     """
@@ -145,9 +144,16 @@ class EpochPass:
         self._start = start
         self._sent: collections.deque[tuple[int, int, bool]] = collections.deque()
         self.epoch = start.epoch
-        self.position = start
+        self._latest: tuple[int, int] | None = None  # consumed and failed, since the start
         self.samples = 0
         self.is_over = False
+
+    @property
+    def position(self) -> Position:
+        """Where to go on if the loader ended now."""
+        if self.is_over:
+            return Position(self.epoch + 1, 0)
+        return self._start if self._latest is None else Position(self.epoch, *self._latest)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches as they are sent to be made."""
@@ -168,7 +174,7 @@ class EpochPass:
         if is_last:
             self.end()
         else:
-            self.position = Position(self.epoch, consumed, failed)
+            self._latest = consumed, failed
 
     def failed(self) -> None:
         """Note that the next batch became an error: a resume will try it again."""
@@ -183,7 +189,6 @@ class EpochPass:
     def end(self) -> None:
         """Note that nothing more comes."""
         self.is_over = True
-        self.position = Position(self.epoch + 1, 0)
 
 
 class SampleStream:

@@ -254,9 +254,9 @@ def _forward(numbers: Words, rows: Any, columns: Any, rounds: Any) -> Words:
     row, column = np.divmod(numbers, columns)
     for turn in range(0, _ROUNDS, 2):
         row += _hashed(column, rounds[turn], rows)
-        row %= rows
+        _once_around(row, rows)
         column += _hashed(row, rounds[turn + 1], columns)
-        column %= columns
+        _once_around(column, columns)
     row *= columns
     row += column
     return row
@@ -266,12 +266,17 @@ def _backward(numbers: Words, rows: Any, columns: Any, rounds: Any) -> Words:
     row, column = np.divmod(numbers, columns)
     for turn in range(_ROUNDS - 2, -1, -2):
         column += columns - _hashed(row, rounds[turn + 1], columns)
-        column %= columns
+        _once_around(column, columns)
         row += rows - _hashed(column, rounds[turn], rows)
-        row %= rows
+        _once_around(row, rows)
     row *= columns
     row += column
     return row
+
+
+def _once_around(sums: Words, size: Any) -> None:
+    """Reduce sums below twice a size; the others become huge by subtracting."""
+    np.minimum(sums, sums - size, out=sums)
 
 
 def _hashed(half: Words, key: Any, size: Any) -> Words:
