@@ -12,7 +12,9 @@ import torch
 from streams import fork, same, stream
 from torch.utils.data import Dataset
 
+from sharedds.errors import SampleError
 from sharedds.generators.numpy_state import NumPyState
+from sharedds.generators.python_state import PythonState
 from sharedds.generators.seeding import GlobalSeeding
 from sharedds.generators.sparing import SparingSeeding
 from sharedds.loader import build_loader
@@ -84,7 +86,7 @@ def test_the_stream_is_the_same_for_workers_and_threads() -> None:
     assert same(stream(fork(data, batch_size=16, num_workers=2)), alone)
 
 
-@pytest.mark.parametrize("name", ["random", "numpy"])
+@pytest.mark.parametrize("name", ["random", "numpy", "torch"])
 def test_a_batch_is_made_twice_only_at_the_first_draw(name: str) -> None:
     """Samples that draw at once, or never, are made once."""
     for every, twice in ((40, 1), (1, 0), (1000, 0)):
@@ -159,3 +161,77 @@ def test_the_state_of_numpy_is_put_back_whole() -> None:
         assert np.random.random() == drawn  # noqa: NPY002
     finally:
         module.set_bit_generator(before)
+
+
+# --- what tells a state without a draw -----------------------------------------------------------
+
+
+def forked() -> float:
+    """A draw that torch takes back."""
+    with torch.random.fork_rng(devices=[]):
+        return float(torch.rand((), dtype=torch.float64))
+
+
+def through_its_module() -> float:
+    """A draw from the generator that the module of the functions names."""
+    generator: Any = torch.random.default_generator
+    return float(torch.rand((), dtype=torch.float64, generator=generator))
+
+
+READS: dict[str, Callable[[], float]] = {
+    "initial_seed": lambda: float(torch.initial_seed()),
+    "get_rng_state": lambda: float(torch.get_rng_state()[:8].view(torch.int64)),
+    "fork_rng": forked,
+    "default_generator": through_its_module,
+}
+
+
+@pytest.mark.parametrize("name", READS)
+@pytest.mark.parametrize("every", [1, 40])
+def test_what_torch_tells_without_a_draw_is_that_of_the_sample(name: str, every: int) -> None:
+    """Though the state is the same after it; the first time, too, and in workers."""
+    read = READS[name]
+    for workers in (0, 1):
+        loader = fork(Seldom(read, every=every), batch_size=16, num_workers=workers)
+        found = {int(i): float(x) for batch in loader for i, x in zip(*batch, strict=True)}
+        for index in range(every - 1, 200, every):
+            assert found[index] == expected(read, index)
+
+
+def test_torch_is_left_as_it_is() -> None:
+    """What notices who asks for the generator stands in its place for a batch only."""
+    module: Any = torch.random
+    list(build_loader(Seldom(DRAWS["torch"], every=1000), batch_size=16, num_workers=0))
+    assert module.default_generator is torch.default_generator
+    loader = build_loader(Replacing(DRAWS["torch"]), batch_size=16, num_workers=0)
+    with pytest.raises(SampleError):
+        list(loader)
+    assert module.default_generator is torch.default_generator
+
+
+@pytest.mark.parametrize("mode", ["sample", "batch"])
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_batch_of_samples_that_seldom_draw_is_seeded_as_one(name: str, mode: str) -> None:
+    """In each mode the same numbers for any workers; with "batch" those of its first sample."""
+    draw = DRAWS[name]
+    options: dict[str, Any] = {"batch_size": 2, "shuffle": False, "seed_globals": mode}
+    alone = stream(fork(Seldom(draw), **options))
+    assert same(stream(fork(Seldom(draw), **options, num_workers=2)), alone)
+    first = 198 if mode == "batch" else 199
+    assert float(alone[0][99][1][1]) == expected(draw, first)
+
+
+def test_the_state_of_random_is_put_back_whole() -> None:
+    """Position, words, and the second half of a pair; also where the words cannot be copied."""
+    for copied in (True, False):
+        state = PythonState()
+        for prepare in (lambda: None, lambda: random.gauss(0, 1), lambda: random.random()):
+            random.seed(1)
+            prepare()
+            taken = state.take()
+            if not copied:
+                taken = taken._replace(words=b"", half=None, whole=random.getstate())
+            first = [random.gauss(0, 1) for _ in range(3)]
+            assert state.moved(taken)
+            state.put(taken)
+            assert [random.gauss(0, 1) for _ in range(3)] == first
