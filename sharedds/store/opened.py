@@ -328,10 +328,11 @@ class OpenedStore:
 
 def _joined(rows: npt.NDArray[np.uint64]) -> Iterator[tuple[int, int]]:
     """Yield (offset, length) of what to fetch; neighbours are one range."""
-    order = rows[np.argsort(rows[:, 0], kind="stable"), :2].astype(np.int64)
-    starts, ends = order[:, 0], np.maximum.accumulate(order[:, 0] + order[:, 1])
-    breaks = np.flatnonzero(starts[1:] - ends[:-1] > _NEAR) + 1
-    firsts, lasts = [0, *breaks.tolist()], [*(breaks - 1).tolist(), len(rows) - 1]
-    for low, high in zip(firsts, lasts, strict=True):
-        start = int(starts[low])
-        yield start, int(ends[high]) - start
+    (start, length, _), *others = sorted(rows.tolist())
+    end = start + length
+    for offset, length, _ in others:
+        if offset - end > _NEAR:
+            yield start, end - start
+            start = offset
+        end = max(end, offset + length)
+    yield start, end - start
