@@ -213,6 +213,7 @@ FLOORS: dict[int, tuple[Room, ...]] = {
                 "scaling",
                 "pictures",
                 "images",
+                "stored_arrays",
                 "volume_sources",
                 "volume_cases",
                 "volume_counts",

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharedds.errors import OptionError, StoreFormatError
+from sharedds.datasets.stored_arrays import has_array, holds_arrays, store_of_arrays
+from sharedds.errors import StoreFormatError
 from sharedds.handles import per_process
 from sharedds.patches.planar import Pair
 from sharedds.store import ChunkedArray, Store
@@ -60,22 +61,12 @@ class StoredSlides:
     """
 
     def __init__(self, path: str | os.PathLike[str], cache_bytes: int) -> None:
-        self.store = Store(path)
+        self.store = store_of_arrays(path, kind="slide", made_of="tiles")
         self.path = self.store.path
-        fields = {each.name: each for each in self.store.header.fields}
-        image = fields.get("image")
-        if image is None or image.kind != "blocks":
-            found = ", ".join(f"{name}: {each.codec or each.kind}" for name, each in fields.items())
-            raise OptionError(
-                f"{self.path}: no field 'image' of tiles; it has {found}. Slides are packed by "
-                "`sharedds pack DIR OUT --kind slide`",
-                path=self.path,
-                field="image",
-            )
-        self.has_tissue = "tissue" in fields and fields["tissue"].kind == "blocks"
+        self.has_tissue = holds_arrays(self.store, "tissue")
         names = self.store.attrs.get("class_names")
         self.class_names: tuple[str, ...] = ()
-        if "label" in fields and fields["label"].kind == "blocks" and isinstance(names, list):
+        if holds_arrays(self.store, "label") and isinstance(names, list):
             self.class_names = tuple(map(str, names))
         cell = self.store.attrs.get("cell")
         self.cell = cell if isinstance(cell, int) and cell > 0 else 0
@@ -165,9 +156,7 @@ class StoredSlides:
 
 def _map_of(store: Store, field: str, slide: int) -> ChunkedArray | None:
     """Open a map of a slide, if it has one."""
-    if not store.opened.text(f"{field}@meta").bytes(slide):
-        return None
-    return store.array(slide, field)
+    return store.array(slide, field) if has_array(store, field, slide) else None
 
 
 def _numbers(value: Any, count: int, least: float = 0.0) -> tuple[float, ...] | None:

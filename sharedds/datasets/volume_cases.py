@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from sharedds.datasets.stored_arrays import has_array, holds_arrays, store_of_arrays
 from sharedds.datasets.volume_sources import Integers, Values, VolumeCase, no_label
 from sharedds.errors import (
     CorruptDataError,
-    OptionError,
     SampleKeyError,
     SchemaError,
     StoreFormatError,
@@ -40,21 +40,10 @@ class StoredVolumes:
     """
 
     def __init__(self, path: Any, cache_bytes: int) -> None:
-        self._store = Store(path)
+        self._store = store_of_arrays(path, kind="volume", made_of="arrays (raw, lz4 or zstd)")
         self.path = self._store.path
         fields = {field.name: field for field in self._store.header.fields}
-        image = fields.get("image")
-        if image is None or image.kind != "blocks":
-            found = ", ".join(
-                f"{name}: {field.codec or field.kind}" for name, field in fields.items()
-            )
-            raise OptionError(
-                f"{self.path}: no field 'image' of arrays (raw, lz4 or zstd); it has {found}. "
-                "Volumes are packed by `sharedds pack DIR OUT --kind volume`",
-                path=self.path,
-                field="image",
-            )
-        self.labelled = "label" in fields and fields["label"].kind == "blocks"
+        self.labelled = holds_arrays(self._store, "label")
         self.counted = self.labelled and "label_blocks" in fields
         shape = fields.get("shape")
         self._has_shapes = shape is not None and shape.kind == "column" and shape.shape == (4,)
@@ -101,7 +90,7 @@ class StoredVolumes:
 
     def has_label(self, position: int) -> bool:
         """Whether a case has a label."""
-        return self.labelled and _is_there(self._store, position, "label")
+        return self.labelled and has_array(self._store, "label", position)
 
     def open(self, position: int) -> VolumeCase:
         """Return a case.
@@ -128,10 +117,6 @@ class StoredVolumes:
     def release(self) -> None:
         """Let go of the pages of the file; the system keeps them."""
         self._store.release()
-
-
-def _is_there(store: Store, position: int, field: str) -> bool:
-    return bool(store.opened.text(f"{field}@meta").bytes(position))
 
 
 def _four(array: ChunkedArray) -> tuple[int, int, int, int]:
