@@ -8,6 +8,20 @@ from collections.abc import Generator
 
 import pytest
 
+#: Files that take long: begun first, so that no core waits at the end for the last of them.
+_LONG = (
+    "test_benchmarks",
+    "test_benchmarks_training",
+    "test_torch_equivalents",
+    "test_pack_encoding",
+    "test_index_memory",
+    "test_store_crashes",
+    "test_pack_interrupted",
+    "test_audit",
+    "test_doctor",
+    "test_shared_buffers",
+)
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
@@ -26,3 +40,9 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.collect()
         inspect.getmodule(compile("", "of no module", "exec"))
         gc.freeze()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files that take long first; all others stay in their order."""
+    places = {name: at for at, name in enumerate(_LONG)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
