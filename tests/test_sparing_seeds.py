@@ -174,8 +174,8 @@ def forked() -> float:
 
 def through_its_module() -> float:
     """A draw from the generator that the module of the functions names."""
-    generator: Any = torch.random.default_generator
-    return float(torch.rand((), dtype=torch.float64, generator=generator))
+    module: Any = torch.random
+    return float(torch.rand((), dtype=torch.float64, generator=module.default_generator))
 
 
 READS: dict[str, Callable[[], float]] = {

@@ -297,7 +297,16 @@ FLOORS: dict[int, tuple[Room, ...]] = {
         ),
         Room(
             "generators",
-            ("torch_draws", "thread_random", "numpy_state", "seeding", "sparing", "held"),
+            (
+                "torch_draws",
+                "thread_random",
+                "numpy_state",
+                "python_state",
+                "torch_state",
+                "seeding",
+                "sparing",
+                "held",
+            ),
         ),
         Room(
             "workers",
@@ -353,6 +362,7 @@ FLOORS: dict[int, tuple[Room, ...]] = {
                 "messages",
                 "endings",
                 "processes",
+                "in_process",
                 "stream",
                 "sampled",
                 "replay",

@@ -44,7 +44,7 @@ class PythonState:
     __slots__ = ("_source", "_words")
 
     def __init__(self) -> None:
-        self._source: random.Random | None = None
+        self._source: Any = None
         self._words: Any = None
 
     def take(self) -> TakenPython:
@@ -62,7 +62,7 @@ class PythonState:
         if source is not since.source or source is not self._source or self._words is None:
             return self.take() != since
         words: bytes = self._words.raw
-        return words != since.words or source.gauss_next != since.half
+        return words != since.words or bool(source.gauss_next != since.half)
 
     def put(self, state: TakenPython) -> None:
         """Return to a state."""

@@ -115,7 +115,7 @@ def global_numpy_generator() -> np.random.RandomState:
 def global_python_generator() -> random.Random:
     """Return the generator behind ``random`` in this thread."""
     own = _thread.own
-    return random._inst if own is None else own.random  # type: ignore[attr-defined]
+    return random._inst if own is None else own.random
 
 
 # --- modules -------------------------------------------------------------------------------------

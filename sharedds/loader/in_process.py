@@ -11,7 +11,8 @@ from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 __all__ = ["InProcessIterator"]
 
 #: A label for a profiler takes a quarter of what a batch of free samples does.
-_is_profiled: Any = torch.autograd._profiler_enabled
+_autograd: Any = torch.autograd
+_is_profiled = _autograd._profiler_enabled
 
 
 class InProcessIterator(_SingleProcessDataLoaderIter):
@@ -22,7 +23,7 @@ class InProcessIterator(_SingleProcessDataLoaderIter):
     """
 
     def __init__(self, loader: Any) -> None:
-        super().__init__(loader)  # type: ignore[no-untyped-call]
+        super().__init__(loader)
         self._batches: Any = self._sampler_iter
         self._reader: Any = self._dataset
         self._collate: Any = self._collate_fn
