@@ -32,7 +32,7 @@ class TakenPython(NamedTuple):
         whole: As ``getstate`` says it, where the words cannot be copied.
     """
 
-    source: random.Random
+    source: Any
     words: bytes
     half: float | None
     whole: Any
