@@ -15,7 +15,7 @@ from numcodecs import LZ4, Shuffle, Zstd
 from sharedds.codecs import BLOCK_CODECS, decode_block, encode_block
 from sharedds.errors import DecodeError, OptionError
 
-COMPRESSED = ("lz4", "zstd")
+COMPRESSED = ("lz4", "zstd", "blosc")
 DTYPES = ("u1", "i1", "<u2", ">i2", "<i4", "<f4", "<f8", "?", "<c8")
 
 
@@ -116,6 +116,8 @@ def test_a_hostile_length_allocates_nothing(codec: str) -> None:
     """A block that claims two gigabytes costs no memory; the library alone would allocate them."""
     if codec == "lz4":
         data = struct.pack("<I", 0x7FFF_FFFF) + LZ4().encode(bytes(100))[4:]
+    elif codec == "blosc":
+        data = struct.pack("<BBBBIII", 2, 1, 33, 1, 0x7FFF_FFFF, 0x7FFF_FFFF, 120) + bytes(104)
     else:
         data = b"\x28\xb5\x2f\xfd\xa0" + struct.pack("<I", 0x7FFF_FFFF) + bytes(20)
     tracemalloc.start()

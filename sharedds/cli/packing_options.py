@@ -99,10 +99,11 @@ for_all = _options(
 for_pictures = _options(
     _picture(
         "--codec",
-        type=click.Choice(["keep", "jpeg", "png", "webp", "raw", "auto", "lz4", "zstd"]),
+        type=click.Choice(["keep", "jpeg", "png", "webp", "raw", "auto", "lz4", "zstd", "blosc"]),
         help="Of pictures: keep the original bytes [default], or encode anew as jpeg, png, webp, "
-        "raw. Of volumes: auto [default] tries on some blocks, or raw, lz4, zstd. Of slides: auto "
-        "[default] is jpeg where that holds them, else zstd; keep copies their JPEG tiles.",
+        "raw. Of volumes: auto [default] tries on some blocks, or raw, blosc, zstd, lz4. Of "
+        "slides: auto [default] is jpeg where that holds them, else zstd; keep copies their JPEG "
+        "tiles.",
     ),
     _picture(
         "--quality",

@@ -1,4 +1,4 @@
-"""Blocks of arrays as bytes: raw, LZ4 or Zstandard, with or without byte shuffling.
+"""Blocks of arrays as bytes: raw, LZ4, Zstandard or Blosc, with or without byte shuffling.
 
 Stored lengths are not trusted. A block is decoded into a buffer of the size that its dtype and
 shape ask for, after the length it claims for itself has been compared with that size.
@@ -8,7 +8,6 @@ How hard an encoder searches is nobody's business but the writer's: any decoder 
 
 from __future__ import annotations
 
-import ctypes
 import math
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,13 +17,28 @@ import numpy as np
 from numcodecs import LZ4, Zstd, blosc, lz4, zstd
 from numpy.typing import DTypeLike, NDArray
 
+from sharedds.codecs.frames import (
+    COPIED,
+    FORMATS,
+    HEADER,
+    ONE_THREAD,
+    SHUFFLED,
+    WHOLE,
+    FrameRoom,
+    address_of,
+    decode_frame,
+    encode_frame,
+    find_decompress,
+    hidden,
+    typesize_of,
+)
 from sharedds.codecs.header import BytesLike, as_bytes_like
 from sharedds.errors import DecodeError, OptionError
 
 __all__ = ["BLOCK_CODECS", "MAX_EFFORT", "BlockDecoder", "decode_block", "encode_block"]
 
-BLOCK_CODECS = ("raw", "lz4", "zstd")
-MAX_EFFORT = {"raw": 0, "lz4": 9, "zstd": 19}  # the most that each encoder can be told
+BLOCK_CODECS = ("raw", "lz4", "zstd", "blosc")
+MAX_EFFORT = {"raw": 0, "lz4": 9, "zstd": 19, "blosc": 9}  # the most that each encoder can be told
 
 _MAX_BLOCK = 0x7E00_0000  # LZ4's own limit of input, just under 2 GiB
 _ZSTD_MAGIC = 0xFD2F_B528
@@ -33,38 +47,17 @@ _coders: dict[str, Any] = {"lz4": LZ4(), "zstd": Zstd(level=_ZSTD_LEVEL)}  # wit
 
 _decoders: dict[str, Any] = {"lz4": lz4.decompress, "zstd": zstd.decompress}
 
-# Blosc 1, which comes with numcodecs, wraps LZ4 and Zstandard blocks in a container. Taken out of
-# one, its LZ4 HC blocks are ours; put into one, several of our blocks are decoded and unshuffled by
-# one call, in half the time. Only plain blocks are ever stored.
-_CONTAINER = struct.Struct("<BBBBIII")  # versions, flags, itemsize, bytes: all, of a block, stored
+# Blosc 1, which comes with numcodecs, wraps LZ4 and Zstandard blocks in a container, its frame.
+# Taken out of one, its LZ4 HC blocks are ours; put into one, several plain blocks are decoded and
+# unshuffled by one call, in half the time. A "blosc" block is stored as such a frame: it is decoded
+# where it lies, without the copy that makes a container.
 _NUMBER = struct.Struct("<I")
-_SHUFFLED, _COPIED, _WHOLE = 1, 2, 16  # flags
-_FORMATS = {"lz4": 1 << 5, "zstd": 4 << 5}
 _AHEAD = {"lz4": 4, "zstd": 0}  # bytes before what the container takes: a length
 _MIN_CONTAINER, _MAX_CONTAINER = 1 << 10, 0x2A00_0000  # bytes that are surely allowed, and worth it
 _RUN = 384 << 10  # bytes that are decoded at once, so that the processor has them at hand
 
 
-def _hidden(_packed: bytes, _out: int, _size: int, _threads: int) -> int:
-    return -1
-
-
-def _find_decompress() -> Callable[[bytes, int, int, int], int]:
-    """Return Blosc's own function, which needs no lock and starts no thread.
-
-    numcodecs' way to it takes as long as decoding a small block, and uses threads in some places.
-    """
-    try:
-        found = ctypes.CDLL(blosc.__file__).blosc_decompress_ctx
-    except (OSError, AttributeError):
-        return _hidden
-    found.argtypes = (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    found.restype = ctypes.c_int
-    function: Callable[[bytes, int, int, int], int] = found
-    return function
-
-
-_decompress_all = _find_decompress()
+_decompress_all = find_decompress()
 
 
 def _require_codec(codec: str) -> None:
@@ -85,11 +78,12 @@ def encode_block(array: NDArray[Any], codec: str, *, shuffle: bool, effort: int 
 
     Args:
         array: Any shape; its dtype (byte order included) and shape are needed for decoding.
-        codec: ``"raw"``, ``"lz4"`` or ``"zstd"``.
+        codec: ``"raw"``, ``"lz4"``, ``"zstd"`` or ``"blosc"``, LZ4 in a frame.
         shuffle: Group the bytes of all elements by significance first, which helps compression of
             elements of several bytes.
         effort: 0 is fast. More makes blocks smaller, and those of LZ4 faster to decode: 1 to 9 for
-            ``"lz4"`` (its HC encoder), 1 to 19 for ``"zstd"`` (its level; 0 is level 3).
+            ``"lz4"`` and ``"blosc"`` (the HC encoder), 1 to 19 for ``"zstd"`` (its level; 0 is
+            level 3).
 
     Raises:
         OptionError: Another codec or effort, a dtype of objects, or an array over 1.97 GiB.
@@ -103,6 +97,8 @@ def encode_block(array: NDArray[Any], codec: str, *, shuffle: bool, effort: int 
     if array.nbytes == 0:
         return b""
     data: NDArray[np.uint8] = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
+    if codec == "blosc":
+        return encode_frame(data, typesize_of(itemsize, shuffle=shuffle), effort)
     if shuffle and itemsize > 1:
         data = _shuffled(data, itemsize)
     if codec == "raw":
@@ -117,9 +113,9 @@ def _lz4_hc(data: NDArray[np.uint8], effort: int) -> bytes:
     """Return an LZ4 block of the HC encoder, as numcodecs' own LZ4 writes it: its length first."""
     if len(data) <= _MAX_CONTAINER:
         coded = blosc.compress(data, b"lz4hc", effort, blosc.NOSHUFFLE, len(data), 1)
-        _, _, flags, _, _, part, _ = _CONTAINER.unpack_from(coded)
-        if part == len(data) and not flags & _COPIED:  # some versions cut what is over 256 KiB
-            (start,) = _NUMBER.unpack_from(coded, _CONTAINER.size)
+        _, _, flags, _, _, part, _ = HEADER.unpack_from(coded)
+        if part == len(data) and not flags & COPIED:  # some versions cut what is over 256 KiB
+            (start,) = _NUMBER.unpack_from(coded, HEADER.size)
             (length,) = _NUMBER.unpack_from(coded, start)
             if length < len(data):  # else that is a copy too
                 return _NUMBER.pack(len(data)) + bytes(coded[start + 4 : start + 4 + length])
@@ -159,6 +155,11 @@ def decode_block(
             raise DecodeError(f"a block of shape {shape} holds {len(data)} bytes, expected none")
         return np.empty(shape, element)
     shuffled = shuffle and element.itemsize > 1
+    if codec == "blosc":
+        flat = np.empty(expected, np.uint8)
+        typesize = typesize_of(element.itemsize, shuffle=shuffle)
+        decode_frame(data, flat, typesize, _decompress_all)
+        return flat.view(element).reshape(shape)
     if codec == "raw":
         if len(data) != expected:
             raise DecodeError(f"a raw block holds {len(data):,} bytes, expected {expected:,}")
@@ -204,6 +205,37 @@ class BlockDecoder:
         self._element = _plain(dtype)
         self._shuffled = shuffle and self._element.itemsize > 1
         self._rooms: dict[int, NDArray[np.uint8]] = {}
+        self._typesize = typesize_of(self._element.itemsize, shuffle=shuffle)
+
+    def decode_found(
+        self, found: Iterable[tuple[BytesLike, int]], shapes: Sequence[tuple[int, ...]]
+    ) -> Iterator[NDArray[Any]]:
+        """Yield ``"blosc"`` blocks, as :meth:`decode_all`, decoded where they are stored.
+
+        Args:
+            found: Blocks, and the address of each: to ask a view for it takes longer than all else
+                here. What lies there must stay until the next block is asked for.
+            shapes: The shape of each block.
+
+        Raises:
+            DecodeError: A block is damaged, or holds another number of bytes.
+        """
+        rooms: dict[tuple[int, ...], FrameRoom] = {}
+        decompress = _decompress_all
+        for (data, address), shape in zip(found, shapes, strict=True):
+            room = rooms.get(shape)
+            if room is None:  # blocks at the edges are smaller: there are few shapes
+                if not len(data) or 0 in shape:
+                    yield self._decode_alone(data, shape)
+                    continue
+                room = rooms[shape] = FrameRoom(shape, self._element, self._typesize)
+            if (
+                room.fits(data)
+                and decompress(address, room.place, room.size, ONE_THREAD) == room.nbytes
+            ):
+                yield room.array
+            else:  # it says what is wrong
+                yield self._decode_alone(data, shape)
 
     def decode_all(
         self, stored: Iterable[BytesLike], shapes: Sequence[tuple[int, ...]]
@@ -219,6 +251,10 @@ class BlockDecoder:
         Raises:
             DecodeError: A block is damaged, or holds another number of bytes.
         """
+        if self._codec == "blosc":
+            places = ((data, address_of(data)) for data in map(as_bytes_like, stored))
+            yield from self.decode_found(places, shapes)
+            return
         run: list[BytesLike] = []
         for at, (data, shape) in enumerate(zip(stored, shapes, strict=True), 1):
             if self._blank is not None and not len(data) and 0 not in shape:
@@ -251,7 +287,7 @@ class BlockDecoder:
 
     def _together(self, run: list[BytesLike], size: int) -> bool:
         """Whether a container can hold these blocks."""
-        if not _MIN_CONTAINER <= size <= _MAX_CONTAINER or _decompress_all is _hidden:
+        if not _MIN_CONTAINER <= size <= _MAX_CONTAINER or _decompress_all is hidden:
             return False
         ahead = _AHEAD[self._codec]
         return all(len(data) - ahead < size and _claims(data, self._codec) == size for data in run)
@@ -263,6 +299,8 @@ class BlockDecoder:
         return room
 
     def _decode_alone(self, data: BytesLike, shape: tuple[int, ...]) -> NDArray[Any]:
+        if self._blank is not None and not len(data) and 0 not in shape:
+            return np.broadcast_to(self._blank(), shape)
         return decode_block(
             data, self._codec, dtype=self._element, shape=shape, shuffle=self._shuffled
         )
@@ -271,7 +309,7 @@ class BlockDecoder:
 def _contained(run: list[BytesLike], codec: str, size: int, itemsize: int) -> bytes:
     """Return a container of blocks that are all shorter than ``size``, their decoded length."""
     ahead = _AHEAD[codec]
-    at = _CONTAINER.size + 4 * len(run)
+    at = HEADER.size + 4 * len(run)
     starts: list[int] = []
     parts: list[bytes | memoryview] = [b"", b""]
     for data in run:
@@ -279,8 +317,8 @@ def _contained(run: list[BytesLike], codec: str, size: int, itemsize: int) -> by
         starts.append(at)
         parts += (_NUMBER.pack(length), memoryview(data)[ahead:])
         at += 4 + length
-    flags = _FORMATS[codec] | _WHOLE | (_SHUFFLED if itemsize > 1 else 0)
-    parts[0] = _CONTAINER.pack(2, 1, flags, itemsize, size * len(run), size, at)
+    flags = FORMATS[codec] | WHOLE | (SHUFFLED if itemsize > 1 else 0)
+    parts[0] = HEADER.pack(2, 1, flags, itemsize, size * len(run), size, at)
     parts[1] = struct.pack(f"<{len(run)}I", *starts)
     return b"".join(parts)
 

@@ -78,7 +78,7 @@ class PackOptions(_ForImages, _ForVolumes, _ForSlides, total=False):
     Slides also take ``quality``, ``chroma`` and ``max_pixels``.
     """
 
-    codec: Literal["keep", "jpeg", "png", "webp", "raw", "auto", "lz4", "zstd"]
+    codec: Literal["keep", "jpeg", "png", "webp", "raw", "auto", "lz4", "zstd", "blosc"]
     orientation: str | None
     labels: str | os.PathLike[str] | None
     include_hidden: bool
@@ -100,7 +100,7 @@ _OWN = {
 _LOOKED_AT, _TRIED = 20_000, 200
 _CODECS = {
     "image": ("keep", "jpeg", "png", "webp"),
-    "volume": ("auto", "lz4", "zstd"),
+    "volume": ("auto", "lz4", "zstd", "blosc"),
     "slide": ("auto", "keep", "jpeg", "png", "webp", "lz4", "zstd"),
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from sharedds.errors import (
     StoreFormatError,
 )
 from sharedds.store.array_meta import ArrayMeta
+from sharedds.store.assembly import Assembly, scaled_blocks
 from sharedds.store.block_cache import BlockCache
 from sharedds.store.regions import (
     Owner,
@@ -37,6 +37,7 @@ from sharedds.store.regions import (
 __all__ = ["ChunkedArray", "Owner"]
 
 _Fetch = Callable[[int, list[int]], Iterable[memoryview]]
+_Find = Callable[[int, list[int]], Iterable[tuple[memoryview, int]]]
 
 
 class ChunkedArray:
@@ -68,8 +69,10 @@ class ChunkedArray:
         *,
         cache: Callable[[], BlockCache | None] | None = None,
         scratch: Scratch | None = None,
+        find_blocks: _Find | None = None,
     ) -> None:
         self._meta = meta
+        self._find_blocks = find_blocks
         self._level = meta.levels[level]
         self._read_blocks = read_blocks
         self._number = level
@@ -166,6 +169,7 @@ class ChunkedArray:
             int(number),
             cache=self._cache,
             scratch=self._scratch,
+            find_blocks=self._find_blocks,
         )
         return other
 
@@ -288,8 +292,8 @@ class ChunkedArray:
         if 0 not in shape:
             pieces = pieces_of(region, self.shape, self.chunk)
             if len(pieces) == 1 and self._tiles is None:
-                for piece, block in self._blocks(pieces):
-                    part = block[piece.inner]
+                for block in self._blocks([pieces[0].number], [pieces[0].shape]):
+                    part = block[pieces[0].inner]
                     return part if self.codec == "raw" and not _is_blank(block) else part.copy()
         out = np.empty(shape, self.dtype)
         self._fill(region, out)
@@ -307,19 +311,12 @@ class ChunkedArray:
             scale.apply(out)
             return
         late = out.dtype == self.dtype or self.codec == "raw"  # scaled when all is there
-        largest = (min(c, n) for c, n in zip(self.chunk, self.shape, strict=True))
-        room = np.empty(0 if late else math.prod(largest), out.dtype)
-        for piece, block in self._blocks(pieces_of(region, self.shape, self.chunk)):
-            if not late and _is_blank(block):
-                out[piece.outer] = block[piece.inner]
-                scale.apply(out[piece.outer])
-                continue
-            if not late:  # converted as a whole, while the processor has it at hand
-                values = room[: block.size].reshape(block.shape)
-                np.copyto(values, block, casting="unsafe")
-                scale.apply(values)
-                block = values
-            copy_rows(block[piece.inner], out[piece.outer])
+        if self.ndim:
+            assembly = Assembly(region, self.shape, self.chunk)
+            blocks = self._blocks(assembly.numbers, assembly.shapes)
+            assembly.copy(blocks if late else scaled_blocks(blocks, out.dtype, scale), out)
+        else:
+            late, (out[...],) = True, self._blocks([0], [()])
         if late:
             scale.apply(out)
 
@@ -359,50 +356,59 @@ class ChunkedArray:
         cache = self._cache() if self._cache is not None else None
         return cache if cache is not None and cache.limit else None
 
-    def _blocks(self, pieces: list[Piece]) -> Iterator[tuple[Piece, npt.NDArray[Any]]]:
-        """Yield each piece with its block, in order, which is to be read before the next one."""
+    def _blocks(
+        self, numbers: list[int], shapes: list[tuple[int, ...]]
+    ) -> Iterator[npt.NDArray[Any]]:
+        """Yield blocks of these shapes, in order, each to be read before the next one."""
         cache = self._kept_blocks()
         if cache is None:
-            yield from self._decoded(pieces)
+            yield from self._decoded(numbers, shapes)
             return
-        kept = {piece.number: cache.get(self._key(piece.number)) for piece in pieces}
-        fresh = self._decoded([piece for piece in pieces if kept[piece.number] is None])
-        for piece in pieces:
-            block = kept[piece.number]
+        kept = [cache.get(self._key(number)) for number in numbers]
+        missing = [at for at, block in enumerate(kept) if block is None]
+        fresh = self._decoded([numbers[at] for at in missing], [shapes[at] for at in missing])
+        for number, block in zip(numbers, kept, strict=True):
             if block is None:
-                block = next(fresh)[1]
+                block = next(fresh)
                 if not _is_blank(block):
                     block = block.copy()
-                    cache.put(self._key(piece.number), block)
-            yield piece, block
+                    cache.put(self._key(number), block)
+            yield block
 
-    def _decoded(self, pieces: list[Piece]) -> Iterator[tuple[Piece, npt.NDArray[Any]]]:
-        if not pieces:
+    def _decoded(
+        self, numbers: list[int], shapes: list[tuple[int, ...]]
+    ) -> Iterator[npt.NDArray[Any]]:
+        if not numbers:
             return
-        stored = self._read_blocks(self._number, [piece.number for piece in pieces])
         if self._tiles is not None:
-            for piece, data in zip(pieces, stored, strict=True):
-                yield piece, self._whole_tile(piece, data)
+            stored = self._read_blocks(self._number, numbers)
+            for number, shape, data in zip(numbers, shapes, stored, strict=True):
+                yield self._whole_tile(number, shape, data)
             return
-        shapes = [piece.shape for piece in pieces]
         shuffle = self._meta.shuffle
         blank = functools.partial(getattr, self, "background")
         decoder = BlockDecoder(self.codec, self.dtype, shuffle=shuffle, blank=blank)
         done = 0
         try:
-            blocks = decoder.decode_all(stored, shapes)
-            for piece, block in zip(pieces, blocks, strict=True):
-                yield piece, block
+            if self._find_blocks is not None:
+                found = self._find_blocks(self._number, numbers)
+                blocks = decoder.decode_found(found, shapes)
+            else:
+                blocks = decoder.decode_all(self._read_blocks(self._number, numbers), shapes)
+            for block in blocks:
+                yield block
                 done += 1
         except DecodeError as error:
-            raise self._damaged(pieces[done].number, error) from error
+            raise self._damaged(numbers[done], error) from error
 
-    def _whole_tile(self, piece: Piece, data: memoryview) -> npt.NDArray[Any]:
+    def _whole_tile(
+        self, number: int, shape: tuple[int, ...], data: memoryview
+    ) -> npt.NDArray[Any]:
         """Return a tile; one that is not there takes no memory, whatever size it should have."""
         if not len(data):
-            return np.broadcast_to(self.background, piece.shape)
-        block = np.empty(piece.shape, self.dtype)
-        self.read_tile(piece._replace(inner=whole(piece.shape)), data, block)
+            return np.broadcast_to(self.background, shape)
+        block = np.empty(shape, self.dtype)
+        self.read_tile(Piece(number, shape, whole(shape), whole(shape)), data, block)
         return block
 
     def _damaged(self, number: int, error: DecodeError) -> CorruptDataError:
@@ -419,7 +425,8 @@ class ChunkedArray:
                 next one.
         """
         if self._tiles is None or self._kept_blocks() is not None:
-            for (piece, block), out in zip(self._blocks(pieces), outs, strict=True):
+            numbers, shapes = [p.number for p in pieces], [p.shape for p in pieces]
+            for piece, block, out in zip(pieces, self._blocks(numbers, shapes), outs, strict=True):
                 if out is None:
                     yield piece.number, block
                 else:
@@ -429,7 +436,7 @@ class ChunkedArray:
         stored = self._read_blocks(self._number, [piece.number for piece in pieces])
         for piece, data, out in zip(pieces, stored, outs, strict=True):
             if out is None:
-                yield piece.number, self._whole_tile(piece, data)
+                yield piece.number, self._whole_tile(piece.number, piece.shape, data)
             else:
                 self.read_tile(piece, data, out)
                 yield piece.number, None

@@ -30,11 +30,12 @@ __all__ = [
     "slab_shape",
 ]
 
-EFFORT = {"raw": 0, "lz4": 5, "zstd": 3}  # what the encoder is told; decoding does not depend on it
+EFFORT = {"raw": 0, "lz4": 5, "zstd": 3, "blosc": 5}  # what an encoder is told, no decoder
 _VOXELS = 32**3  # most in a block
 _BYTES = 128 << 10  # and most bytes: blocks of 8-byte numbers are halved once more
 _EDGE = 96  # of the patch that is expected where none is given, in voxels of the mean size
 _SLAB = 16 << 20
+_TRIED = ("raw", "blosc", "zstd")  # "lz4" is as large as "blosc", and slower to decode
 
 _SPEED = {"auto": 1e9, "speed": 16e9, "size": 0.0}  # bytes/s at which stored bytes arrive
 _ALIKE = {"auto": 0.2, "speed": 0.1, "size": 0.02}  # costs this near to the least are a tie
@@ -61,7 +62,7 @@ class CodecTrial:
     """One way to code blocks, as measured on samples.
 
     Attributes:
-        codec: ``"raw"``, ``"lz4"`` or ``"zstd"``.
+        codec: ``"raw"``, ``"blosc"``, ``"zstd"`` or ``"lz4"``.
         shuffle: Whether bytes are grouped by significance first.
         ratio: Bytes of the numbers over bytes stored.
         seconds_per_gb: Decoding, for 10⁹ bytes of numbers, by one thread.
@@ -78,7 +79,7 @@ class CodecChoice:
     """The way to code blocks that was chosen, and all that were tried.
 
     Attributes:
-        codec: ``"raw"``, ``"lz4"`` or ``"zstd"``, for :class:`~sharedds.store.Field`.
+        codec: ``"raw"``, ``"blosc"``, ``"zstd"`` or ``"lz4"``, for :class:`~sharedds.store.Field`.
         shuffle: For :class:`~sharedds.store.Field`.
         effort: For :class:`~sharedds.store.ArrayValue`.
         ratio: Bytes of the numbers over bytes stored.
@@ -242,7 +243,7 @@ def patch_cost(
 def choose_codec(
     samples: Sequence[npt.NDArray[Any]],
     *,
-    among: Sequence[str] = BLOCK_CODECS,
+    among: Sequence[str] = _TRIED,
     prefer: str = "auto",
 ) -> CodecChoice:
     """Try the codecs on blocks, with and without shuffle, and choose one.
@@ -251,8 +252,8 @@ def choose_codec(
     and the transfer of what is stored, at 1 GB/s for ``"auto"`` (a disk, or a page cache that is
     short) and 16 GB/s for ``"speed"`` (everything fits in memory); for ``"size"`` it is the bytes
     alone. Costs within 20, 10 and 2 % of the least are a tie, which the fewest bytes decide, and
-    after them the order raw, lz4, zstd, without shuffle first. So the clock decides only between
-    ways that are far apart.
+    after them the order raw, lz4, zstd, blosc, without shuffle first. So the clock decides only
+    between ways that are far apart.
 
     Args:
         samples: Blocks of the array (or of several of one dtype), as they will be stored.

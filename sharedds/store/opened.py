@@ -101,6 +101,7 @@ class OpenedStore:
         self.fields: dict[str, FieldSpec] = {field.name: field for field in self.header.fields}
         self.chunked = {field.name: at for at, field in enumerate(self.header.chunked)}
         self._columns: dict[str, Column] = {}
+        self._address: int = np.frombuffer(self.file.view, np.uint8).ctypes.data
         self._sound: dict[int, bytearray] = {}  # entries compared before, 4,096 to a page
         self._tree = self.pages.database(COLUMNS) or Tree(None, 0, 0)
 
@@ -232,8 +233,11 @@ class OpenedStore:
 
     def entries(
         self, first: int, numbers: Sequence[int], sample: int, field: str, *, once: bool = False
-    ) -> Iterator[memoryview]:
-        """Yield the bytes of many entries, each compared with its checksum just before.
+    ) -> Iterator[tuple[memoryview, int]]:
+        """Yield the bytes of many entries and their address, each compared with its checksum.
+
+        It is compared just before, and so at hand for whoever reads it. The address is good for as
+        long as the bytes are kept.
 
         All are asked for first, so that the kernel fetches them together.
 
@@ -252,19 +256,19 @@ class OpenedStore:
         rows = self._rows(first, numbers)
         if len(rows) > 1 and not (once and self._all_seen(first, numbers, rows)):
             self.file.advise(_joined(rows))
-        view, size = self.file.view, self.file.size
+        view, size, start = self.file.view, self.file.size, self._address
         for number, (offset, length, checksum) in zip(numbers, rows.tolist(), strict=True):
             data = view[offset : offset + length]
             if once and length > _LONG:
                 if self._seen(first + number):
-                    yield data
+                    yield data, start + offset
                     continue
                 if offset + length <= size and xxhash.xxh3_64_intdigest(data) == checksum:
                     self._remember(first + number)
-                    yield data
+                    yield data, start + offset
                     continue
             elif offset + length <= size and xxhash.xxh3_64_intdigest(data) == checksum:
-                yield data
+                yield data, start + offset
                 continue
             what = "fails its checksum: the file was damaged after packing"
             raise self.corrupt(sample, field, what)

@@ -341,14 +341,23 @@ class Store:
             text = f"{stop - start} blocks, its shape needs {starts[-1] - start}; it is damaged"
             raise owner.error(StoreFormatError, text)
 
-        def read_blocks(level: int, numbers: list[int]) -> Iterator[memoryview]:
+        def find_blocks(level: int, numbers: list[int]) -> Iterator[tuple[memoryview, int]]:
             return self.opened.entries(
                 starts[level], numbers, position, field, once=spec.codec == "raw"
             )
 
+        def read_blocks(level: int, numbers: list[int]) -> Iterator[memoryview]:
+            return (data for data, _ in find_blocks(level, numbers))
+
         scratch = self._scratch if is_tiled else None
         array = ChunkedArray(
-            meta, spec.codec, read_blocks, owner, cache=self._block_cache, scratch=scratch
+            meta,
+            spec.codec,
+            read_blocks,
+            owner,
+            cache=self._block_cache,
+            scratch=scratch,
+            find_blocks=find_blocks if spec.codec == "blosc" else None,
         )
         if is_tiled:
             if len(self._tiled) >= _KNOWN:

@@ -14,12 +14,14 @@ from sharedds.errors import SampleIndexError, SchemaError, SharedDSError
 
 __all__ = [
     "PADDINGS",
+    "Cut",
     "Owner",
     "Piece",
     "Region",
     "Scale",
     "Window",
     "copy_rows",
+    "cuts_of",
     "filling",
     "normalise",
     "pieces_of",
@@ -117,6 +119,41 @@ class Piece(NamedTuple):
     outer: Region
 
 
+class Cut(NamedTuple):
+    """The part of a region that lies in one row of blocks across an axis.
+
+    Attributes:
+        number: What it adds to the number of a block.
+        size: Of its blocks along the axis.
+        inner: The part, within the block.
+        outer: The part, within the region.
+    """
+
+    number: int
+    size: int
+    inner: slice
+    outer: slice
+
+
+def cuts_of(region: Region, shape: tuple[int, ...], chunk: tuple[int, ...]) -> list[list[Cut]]:
+    """Cut a region at the borders of the blocks, for each axis; as :func:`pieces_of`."""
+    axes: list[list[Cut]] = []
+    below = 1
+    for part, side, edge in zip(reversed(region), reversed(shape), reversed(chunk), strict=True):
+        low, high = part.start, part.stop
+        axis = []
+        for at in range(low // edge, (high - 1) // edge + 1):
+            origin = at * edge
+            size = min(edge, side - origin)
+            first, last = max(low - origin, 0), min(high - origin, size)
+            outer = slice(first + origin - low, last + origin - low)
+            axis.append(Cut(at * below, size, slice(first, last), outer))
+        axes.append(axis)
+        below *= -(-side // edge)
+    axes.reverse()
+    return axes
+
+
 def pieces_of(region: Region, shape: tuple[int, ...], chunk: tuple[int, ...]) -> list[Piece]:
     """Cut a region at the borders of the blocks; blocks ascend.
 
@@ -127,23 +164,9 @@ def pieces_of(region: Region, shape: tuple[int, ...], chunk: tuple[int, ...]) ->
     """
     if len(shape) == 0:
         return [Piece(0, (), (), ())]
-    steps: list[list[tuple[int, int, slice, slice]]] = []
-    below = 1
-    for part, side, edge in zip(reversed(region), reversed(shape), reversed(chunk), strict=True):
-        low, high = part.start, part.stop
-        axis = []
-        for at in range(low // edge, (high - 1) // edge + 1):
-            origin = at * edge
-            size = min(edge, side - origin)
-            first, last = max(low - origin, 0), min(high - origin, size)
-            outer = slice(first + origin - low, last + origin - low)
-            axis.append((at * below, size, slice(first, last), outer))
-        steps.append(axis)
-        below *= -(-side // edge)
-    steps.reverse()
     found = []
-    for parts in itertools.product(*steps):
-        numbers, sizes, inner, outer = zip(*parts, strict=True)
+    for cuts in itertools.product(*cuts_of(region, shape, chunk)):
+        numbers, sizes, inner, outer = zip(*cuts, strict=True)
         found.append(Piece(sum(numbers), sizes, inner, outer))
     return found
 

@@ -37,7 +37,7 @@ __all__ = ["VolumeJob"]
 
 _TRIED = 3  # cases that the choice of a codec is made from
 _IN_FLIGHT = 128 << 20
-_SHRUNK = {"raw": 1.0, "lz4": 0.65, "zstd": 0.55, "auto": 0.65}
+_SHRUNK = {"raw": 1.0, "blosc": 0.65, "lz4": 0.65, "zstd": 0.55, "auto": 0.65}
 _LABEL_SHRUNK = 0.1
 
 

@@ -68,7 +68,8 @@ def pack_volumes(
             the lowest value of the volume, which is that of a masked background. The air of a CT is
             seldom one value: give -500 or so.
         dtype: Convert to this dtype where every value fits.
-        codec: Of the blocks: ``"raw"``, ``"lz4"``, ``"zstd"``; ``"auto"`` tries them on some.
+        codec: Of the blocks: ``"raw"``, ``"blosc"``, ``"zstd"``, ``"lz4"``; ``"auto"``
+            tries the first three on some.
         allow_gaps: Of DICOM series: fill missing slices instead of refusing the series.
         allow_single: Of DICOM series: a single slice is a volume.
         invert: Of DICOM series: turn MONOCHROME1 round.

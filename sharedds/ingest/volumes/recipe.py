@@ -19,7 +19,7 @@ from sharedds.store.schema import Field
 
 __all__ = ["Codecs", "Prefer", "VolumeCodec", "VolumeRecipe"]
 
-VolumeCodec = Literal["auto", "raw", "lz4", "zstd"]
+VolumeCodec = Literal["auto", "raw", "blosc", "zstd", "lz4"]
 Prefer = Literal["sform", "qform", "refuse"]
 
 _TAG = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}\Z")
@@ -30,7 +30,7 @@ class Codecs:
     """How the blocks of a store are coded: one way for a field.
 
     Attributes:
-        image, label: ``"raw"``, ``"lz4"`` or ``"zstd"``.
+        image, label: ``"raw"``, ``"blosc"``, ``"zstd"`` or ``"lz4"``.
         image_shuffle, label_shuffle: See :class:`sharedds.store.Field`.
     """
 
