@@ -5,10 +5,10 @@ voxels, as int16 and as normalised float32, made from a CT that is enlarged and 
 (``--data`` names the folder with a ``ct*.nii.gz``; without one, a body is drawn). Median ms for a
 patch, in the stored dtype, as an array of its own. Warm: after the whole was read once by the same
 reader. Cold: 20 patches, each opened anew after the system has dropped the file from its cache; the
-opening is kept out. Our store as ``lz4`` blocks and as ``raw`` slabs; ``np.memmap``; blosc2 with
-the blocks, chunks, codec and filter that nnU-Net 2.8 chooses for patches of 128³, one thread,
-mapped; zarr with chunks of 64³; NIfTI files by nibabel. Each reader is first compared with what was
-written.
+opening is kept out. Our store as ``blosc`` blocks, which a pack chooses for these, and as ``raw``
+slabs; ``np.memmap``; blosc2 with the blocks, chunks, codec and filter that nnU-Net 2.8 chooses for
+patches of 128³, one thread, mapped; zarr with chunks of 64³; NIfTI files by nibabel. Each reader is
+first compared with what was written.
 Kept out: writing; scaling to float32; augmentation; loading in several processes.
 Reproduce: ``scripts/bench volume_regions --data FOLDER --peers PYTHON``.
 """
@@ -47,7 +47,7 @@ def prepare(context: Context) -> None:
         blocks = block_shape(values.shape, values.itemsize, patch=patch)
         slabs = slab_shape(values.shape, values.itemsize)
         for name, field, effort in (
-            ("blocks", Field("lz4", chunk=blocks), EFFORT["lz4"]),
+            ("blocks", Field("blosc", chunk=blocks), EFFORT["blosc"]),
             ("raw", Field("raw", chunk=slabs), 0),
         ):
             with StoreWriter(_path(context, name, dtype), schema={"image": field}) as writer:

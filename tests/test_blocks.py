@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numcodecs import LZ4, Shuffle, Zstd
+from numcodecs import LZ4, Blosc, Shuffle, Zstd
 
-from sharedds.codecs import BLOCK_CODECS, decode_block, encode_block
+from sharedds.codecs import BLOCK_CODECS, BlockDecoder, decode_block, encode_block
 from sharedds.errors import DecodeError, OptionError
 
 COMPRESSED = ("lz4", "zstd", "blosc")
@@ -169,6 +169,66 @@ def test_garbage_is_refused(codec: str, data: bytes, shuffle: bool) -> None:
     except DecodeError:
         return
     assert codec != "raw" or len(data) == 48
+
+
+# --- frames ---------------------------------------------------------------------------------------
+
+FRAME = bytes.fromhex(
+    "020121028001000080010000e700000014000000c000000000000001010102020203030304040405"
+    "05050606060707070808080909090a0a0a0b0b0b0c0c0c0d0d0d0e0e0e0f0f0f1010101111111212"
+    "121313131414141515151616161717171818181919191a1a1a1b1b1b1c1c1c1d1d1d1e1e1e1f1f1f"
+    "2020202121212222222323232424242525252626262727272828282929292a2a2a2b2b2b2c2c2c2d"
+    "2d2d2e2e2e2f2f2f3030303131313232323333333434343535353636363737373838383939393a3a"
+    "3a3b3b3b3c3c3c3d3d3d3e3e3e3f3f3f0b0000001f000100a7500000000000"
+)
+
+
+def test_a_frame_of_today_is_read_for_ever() -> None:
+    """What was written once decodes to the same numbers."""
+    found = decode_block(FRAME, "blosc", dtype="<i2", shape=(12, 16), shuffle=True)
+    np.testing.assert_array_equal(found, (np.arange(192) // 3).reshape(12, 16))
+
+
+@pytest.mark.parametrize("shape", [(3,), (5, 6, 7), (70, 70, 70)])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_frames_are_those_of_blosc(shape: tuple[int, ...], *, shuffle: bool) -> None:
+    """Any program with Blosc reads them, and says itself whether they are shuffled."""
+    array = block(shape=shape)
+    data = encode_block(array, "blosc", shuffle=shuffle, effort=5)
+    assert np.array_equal(np.frombuffer(Blosc().decode(data), "<i2"), array.reshape(-1))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        Blosc("zstd", shuffle=1),
+        Blosc("blosclz", shuffle=1),
+        Blosc("lz4", shuffle=2),
+    ],
+    ids=["zstd", "blosclz", "bits"],
+)
+def test_frames_of_another_kind_are_refused(given: Blosc) -> None:
+    """What is read is what is written: LZ4, and bytes that are shuffled whole."""
+    array = block(shape=(16, 16, 16))
+    with pytest.raises(DecodeError, match="header"):
+        decode_block(given.encode(array), "blosc", dtype="<i2", shape=array.shape, shuffle=True)
+
+
+@pytest.mark.parametrize("at", range(16))
+def test_a_header_that_differs_from_the_one_before_is_looked_at(at: int) -> None:
+    """Headers that are alike are checked once, and no other one is taken for them."""
+    array = block(shape=(16, 16, 16))
+    good = encode_block(array, "blosc", shuffle=True, effort=5)
+    decoder = BlockDecoder("blosc", "<i2", shuffle=True)
+    for change in (0x01, 0x10, 0x80, 0xFF):
+        bad = bytearray(good)
+        bad[at] ^= change
+        try:
+            for found in decoder.decode_all([good, bytes(bad)], [array.shape] * 2):
+                assert found.shape == array.shape
+        except DecodeError:
+            continue
+        assert at == 2, "only a flag may be another one"
 
 
 def test_options_that_do_not_exist_are_named() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 import sharedds.codecs.blocks
+import sharedds.codecs.frames
 from sharedds.codecs import BlockDecoder, encode_block
 from sharedds.errors import (
     CorruptDataError,
@@ -24,6 +25,7 @@ from sharedds.errors import (
     SchemaError,
 )
 from sharedds.store import ArrayValue, ChunkedArray, Field, Store, StoreWriter
+from sharedds.store.assembly import scaled_blocks
 from sharedds.store.regions import Scale, copy_rows, pieces_of, window_of
 
 
@@ -210,6 +212,19 @@ def test_a_scale_of_one_changes_nothing() -> None:
     Scale(1.0, 0.0).apply(values)
 
 
+def test_scaled_blocks_that_are_not_there_stay_small() -> None:
+    """A few numbers that are shown again and again are scaled as such; others as blocks."""
+    blank = np.broadcast_to(np.array([3, 5], "<i2"), (4, 4, 2))
+    blocks = [blank, np.arange(32, dtype="<i2").reshape(4, 4, 2)]
+    first, second = (
+        (found.copy(), found.strides)
+        for found in scaled_blocks(blocks, np.dtype("f4"), Scale(2.0, 1.0))
+    )
+    assert np.array_equal(first[0], blank * 2.0 + 1)
+    assert first[1][:2] == (0, 0)
+    assert np.array_equal(second[0], blocks[1] * 2.0 + 1)
+
+
 # --- decoding many blocks -------------------------------------------------------------------------
 
 SHAPES = [(4, 8, 40)] * 9 + [(4, 8, 3), (4, 8, 40), (2, 2, 2), (0, 3), (40, 40, 40)]
@@ -232,7 +247,7 @@ def test_many_blocks_are_what_each_is(
     """Of several shapes, decoded together or one by one, shrunk or not."""
     if hidden:
         monkeypatch.setattr(
-            sharedds.codecs.blocks, "_decompress_all", sharedds.codecs.blocks.hidden
+            sharedds.codecs.blocks, "_decompress_all", sharedds.codecs.frames.hidden
         )
     rng = np.random.default_rng(0)
     blocks = [

@@ -50,7 +50,7 @@ def hidden(_packed: bytes | int, _out: int, _size: int, _threads: int) -> int:
     return -1
 
 
-def find_decompress() -> Callable[[bytes | int, int, int, int], int]:
+def find_decompress() -> Callable[..., int]:
     """Return Blosc's own function, which needs no lock and starts no thread.
 
     It takes the frame (bytes, or the address of a frame that was checked), the address and the size
@@ -63,7 +63,7 @@ def find_decompress() -> Callable[[bytes | int, int, int, int], int]:
         return hidden
     found.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     found.restype = ctypes.c_int
-    function: Callable[[bytes | int, int, int, int], int] = found
+    function: Callable[..., int] = found
     return function
 
 
