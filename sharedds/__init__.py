@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from sharedds.diagnose.doctor import doctor
     from sharedds.diagnose.stalls import StallMeter
     from sharedds.diagnose.tune import tune
+    from sharedds.doors import export, pack
     from sharedds.handles import per_process
     from sharedds.host.machine import Machine, machine
-    from sharedds.ingest import export, pack, pack_slides, pack_volumes
+    from sharedds.ingest import pack_slides, pack_volumes
     from sharedds.loader import OptimizedDataLoader, build_loader, build_loaders
     from sharedds.order import BalancedSampling, WeightedSampling
     from sharedds.packed import PackedStrings, RaggedArray
@@ -132,11 +133,11 @@ _HOMES = {
     "build_loaders": "sharedds.loader",
     "concat": "sharedds.datasets",
     "doctor": "sharedds.diagnose.doctor",
-    "export": "sharedds.ingest",
+    "export": "sharedds.doors",
     "info": "sharedds.store",
     "machine": "sharedds.host.machine",
     "mask_pyramid": "sharedds.patches.pyramid",
-    "pack": "sharedds.ingest",
+    "pack": "sharedds.doors",
     "pack_slides": "sharedds.ingest",
     "pack_volumes": "sharedds.ingest",
     "per_process": "sharedds.handles",

@@ -40,7 +40,9 @@ class Verb:
 
 
 VERBS = {
-    "pack": Verb("sharedds.cli.pack:pack", "Pack the folder SOURCE into the file OUT."),
+    "pack": Verb(
+        "sharedds.cli.pack:pack", "Pack the folder SOURCE, or another dataset, into the file OUT."
+    ),
     "info": Verb(
         "sharedds.cli.inspect:info",
         "Show what is in STORE: schema, counts, classes, sizes, digest.",

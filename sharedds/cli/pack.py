@@ -12,6 +12,7 @@ import click
 from sharedds.cli.packing_options import (
     SectionedCommand,
     for_all,
+    for_other_formats,
     for_pictures,
     for_slides,
     for_volumes,
@@ -20,6 +21,7 @@ from sharedds.cli.packing_options import (
 from sharedds.cli.packing_plan import show
 from sharedds.cli.packing_summary import announce, counted, summarise
 from sharedds.cli.text import echo, note
+from sharedds.cli.values import amount
 from sharedds.text import decimal_size
 
 __all__ = ["export", "pack"]
@@ -34,6 +36,7 @@ STRICT_FOUND_SOMETHING = 4
 @for_pictures
 @for_volumes
 @for_slides
+@for_other_formats
 @for_all
 def pack(
     source: str,
@@ -46,13 +49,14 @@ def pack(
     rate: float | None,
     **options: Any,
 ) -> int:
-    """Pack the folder SOURCE into the file OUT.
+    """Pack the folder SOURCE, or another dataset, into the file OUT.
 
-    It holds pictures, medical volumes, or slides. Of pictures sub-folders are classes, and every
-    one is decoded once to prove it. Of volumes (NIfTI, DICOM, NRRD, MetaImage, NumPy) images and
-    labels are paired by name. Slides and pictures of any size are cut into tiles of several
-    resolutions. Interrupted, even by kill -9, the same command goes on where it was. With --plan
-    OUT may be left out.
+    A folder holds pictures, medical volumes, or slides. Of pictures sub-folders are classes, and
+    every one is decoded once to prove it. Of volumes (NIfTI, DICOM, NRRD, MetaImage, NumPy) images
+    and labels are paired by name. Slides and pictures of any size are cut into tiles of several
+    resolutions. Other datasets are WebDataset tars, Parquet and Hugging Face datasets, MDS,
+    LitData, LMDB, COCO and VOC annotations, and CSV files. Interrupted, even by kill -9, the same
+    command goes on where it was. With --plan OUT may be left out.
 
     Exit codes: 0 all packed; 3 packed, but some files were bad and are in the report; 4 packed, and
     --strict found something; 1 nothing packed; 2 wrong usage; 130 interrupted.
@@ -64,10 +68,10 @@ def pack(
         raise click.UsageError("Missing argument 'OUT'.", context)
     if rate is not None:
         raise click.UsageError("--rate goes with --plan.", context)
-    from sharedds.ingest import pack as pack_folder  # noqa: PLC0415 - help stays quick
+    from sharedds.doors import pack as pack_source  # noqa: PLC0415 - help stays quick
 
     try:
-        report = pack_folder(
+        report = pack_source(
             source,
             out,
             progress=False if quiet else None,
@@ -139,6 +143,21 @@ def _plan(
 @click.command()
 @click.argument("store", type=click.Path())
 @click.argument("folder", type=click.Path())
+@click.option(
+    "--to",
+    type=click.Choice(["folder", "webdataset", "parquet", "mds"]),
+    default="folder",
+    show_default=True,
+    help="Files as they were packed, or shards of another format.",
+)
+@click.option(
+    "--shard-size",
+    type=amount,
+    metavar="BYTES",
+    default="256MiB",
+    show_default=True,
+    help="With another --to: about how large a shard gets.",
+)
 @click.option("--field", help="The field to write.  [default: image; of volumes image and label]")
 @click.option("--labels", is_flag=True, help="Also write labels.csv.")
 @click.option(
@@ -167,11 +186,12 @@ def export(
 ) -> int:
     """Write STORE back to FOLDER: the stored bytes of each image under its name.
 
-    A store of volumes becomes NIfTI files in images/ and labels/, with the same voxels and
+    With --to FOLDER holds the same samples as WebDataset tars, Parquet files or MDS shards. A store
+    of volumes becomes NIfTI files in images/ and labels/, with the same voxels and
     geometry; one of slides becomes tiled TIFF files with their levels, or with --region or --level
     one picture.
     """
-    from sharedds.ingest import export as export_store  # noqa: PLC0415 - help stays quick
+    from sharedds.doors import export as export_store  # noqa: PLC0415 - help stays quick
     from sharedds.ingest.exports.slides import export_region  # noqa: PLC0415
 
     if region is not None or level is not None:

@@ -10,7 +10,15 @@ import click
 
 from sharedds.cli.values import color, levels, nbytes, numbers, pixels, size, words
 
-__all__ = ["SectionedCommand", "for_all", "for_pictures", "for_slides", "for_volumes", "given"]
+__all__ = [
+    "SectionedCommand",
+    "for_all",
+    "for_other_formats",
+    "for_pictures",
+    "for_slides",
+    "for_volumes",
+    "given",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -59,6 +67,7 @@ def _options(*options: Callable[[F], F]) -> Callable[[F], F]:
 _picture = partial(click.option, cls=_Option, section="Options for pictures")
 _volume = partial(click.option, cls=_Option, section="Options for volumes")
 _slide = partial(click.option, cls=_Option, section="Options for slides")
+_other = partial(click.option, cls=_Option, section="Options for other formats")
 _any = partial(click.option, cls=_Option, section="Options")
 
 for_all = _options(
@@ -300,5 +309,33 @@ for_slides = _options(
         "--annotations",
         type=click.Path(),
         help="A folder of GeoJSON files named as the slides, or one for one slide.",
+    ),
+)
+
+for_other_formats = _options(
+    _other(
+        "--format",
+        type=click.Choice(
+            [
+                *("auto", "folder", "webdataset", "csv", "coco", "voc", "parquet", "huggingface"),
+                *("mds", "lmdb", "litdata"),
+            ]
+        ),
+        default="auto",
+        metavar="NAME",
+        help="What SOURCE is: folder, webdataset, csv, coco, voc, parquet, huggingface, mds, lmdb, "
+        "litdata.  [default: auto, which looks]",
+    ),
+    _other(
+        "--images",
+        type=click.Path(),
+        metavar="FOLDER",
+        help="Of csv and coco: what file names are relative to.  [default: looked for beside]",
+    ),
+    _other("--split", metavar="NAME", help="Of a source that has several: this one."),
+    _other(
+        "--allow-pickle",
+        is_flag=True,
+        help="Of lmdb, mds and litdata: read values that are pickles of plain values and arrays.",
     ),
 )

@@ -8,8 +8,9 @@ from collections.abc import Callable
 import click
 
 from sharedds.errors import OptionError
+from sharedds.text import parse_size
 
-__all__ = ["color", "levels", "nbytes", "numbers", "pixels", "size", "words"]
+__all__ = ["amount", "color", "levels", "nbytes", "numbers", "pixels", "size", "words"]
 
 
 def size(word: str) -> tuple[int, int]:
@@ -37,6 +38,14 @@ def nbytes(word: str) -> int:
     if match is None:
         raise click.BadParameter(f"{word!r} is not a number of bytes such as 200000 or 200kB")
     return round(float(match[1]) * {"": 1, "k": 1_000, "m": 1_000_000}[match[2]])
+
+
+def amount(word: str) -> int:
+    """Return the bytes of a word such as ``256MiB``, ``1GB`` or ``2G``."""
+    found = parse_size(word)
+    if not found:
+        raise click.BadParameter(f"{word!r} is not an amount of bytes such as 256MiB or 1GB")
+    return found
 
 
 def color(word: str) -> tuple[int, int, int]:

@@ -202,6 +202,11 @@ class Ingester:
                 data = file.read()
         except OSError as error:
             return _refused(size, f"cannot be read ({error.strerror})")
+        return self.of_bytes(data, os.fsdecode(path))
+
+    def of_bytes(self, data: bytes, name: str) -> ImageResult:
+        """Prepare the bytes of one file; ``name`` is only for what should not happen."""
+        size = len(data)
         kind = sniff(data)
         try:
             if kind not in IMAGE_FORMATS:
@@ -219,7 +224,7 @@ class Ingester:
         except MemoryError:
             return _refused(size, "not enough memory to decode it")
         except Exception as error:
-            error.add_note(f"while preparing {os.fsdecode(path)!r}")
+            error.add_note(f"while preparing {name!r}")
             raise
 
     def _kept(self, data: bytes, header: ImageHeader) -> ImageResult:
