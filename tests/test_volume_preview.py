@@ -165,7 +165,7 @@ def test_only_blocks_of_the_slices_are_read(
 
     def noting(
         self: OpenedStore, first: int, numbers: Any, sample: int, field: str, **options: Any
-    ) -> Iterator[memoryview]:
+    ) -> Iterator[tuple[memoryview, int]]:
         read.update((field, number) for number in numbers)
         return real(self, first, numbers, sample, field, **options)
 
