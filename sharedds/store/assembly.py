@@ -104,7 +104,8 @@ def scaled_blocks(
         dtype: Of the result.
         scale: Changes it.
     """
-    rooms: dict[tuple[int, ...], npt.NDArray[Any]] = {}
+    space = np.empty(0, dtype)
+    rooms: dict[tuple[int, ...], npt.NDArray[Any]] = {}  # all in one space
     for block in blocks:
         if 0 in block.strides:
             few = block[tuple(slice(0, None if step else 1) for step in block.strides)]
@@ -114,7 +115,9 @@ def scaled_blocks(
             continue
         room = rooms.get(block.shape)
         if room is None:
-            room = rooms[block.shape] = np.empty(block.shape, dtype)
+            if block.size > space.size:
+                space, rooms = np.empty(block.size, dtype), {}
+            room = rooms[block.shape] = space[: block.size].reshape(block.shape)
         np.copyto(room, block, casting="unsafe")
         scale.apply(room)
         yield room
