@@ -26,6 +26,7 @@ from sharedds.errors import (
     StoreFormatError,
 )
 from sharedds.loader import build_loader
+from sharedds.loader.heap import give_back
 from sharedds.memory import process_memory
 from sharedds.order import using_keys
 from sharedds.patches import ForegroundPatches, GridPatches, TissuePatches, UniformPatches
@@ -490,6 +491,7 @@ def held(dataset: SlideDataset) -> list[int]:
         for first in range(0, len(indices), 16):
             dataset.load_batch(list(indices[first : first + 16]), _memory)
         gc.collect()
+        give_back()  # what is freed and waits in the heap is no growth
         found.append(process_memory().uss or 0)
     return found
 
@@ -503,7 +505,7 @@ def test_memory_does_not_grow_with_the_slides_that_were_read(crowd: Path) -> Non
     """40 MB of tiles were decoded, of a store of as many; a cache of 2 MB is full at once."""
     dataset = SlideDataset(crowd, patch=TissuePatches(64, jitter=True), cache_tiles="2MB")
     few, all_of_them = in_process("spawn", held, dataset)
-    assert all_of_them - few < 20 * MB, (few, all_of_them)
+    assert all_of_them - few < 5 * MB, (few, all_of_them)
 
 
 @pytest.mark.parametrize("kind", ["jitter"])

@@ -12,6 +12,7 @@ from processes import in_process
 from volume_stores import Volume, write_volumes
 
 from sharedds.datasets.volumes import VolumeDataset
+from sharedds.loader.heap import give_back
 from sharedds.memory import process_memory
 from sharedds.patches import ForegroundPatches, UniformPatches
 
@@ -52,6 +53,7 @@ def held(dataset: VolumeDataset) -> list[int]:
             for number in range(cases):
                 _ = dataset[number]
         gc.collect()
+        give_back()  # what is freed and waits in the heap is no growth
         found.append((process_memory().anonymous or 0) + store_pages())
     return found
 
@@ -78,7 +80,7 @@ def test_memory_does_not_grow_with_the_cases_that_were_read(path: Path) -> None:
         path, patch=ForegroundPatches((64, 64, 64), fraction=0.5), cache_blocks="2MB"
     )
     few, all_of_them = in_process("spawn", held, dataset)
-    assert all_of_them - few < 10 * MB, (few, all_of_them)
+    assert all_of_them - few < 5 * MB, (few, all_of_them)
 
 
 class Listed:
