@@ -14,7 +14,7 @@ from foreign_datasets import jpeg, tar_of, wds_members
 
 from sharedds import Store, pack
 from sharedds.doors.recognise import recognise
-from sharedds.doors.tars import expand
+from sharedds.doors.tar_members import expand
 from sharedds.errors import DecodeError, MissingExtraError, OptionError, SourceError
 
 
@@ -95,6 +95,17 @@ def test_a_member_that_claims_more_than_the_file_allocates_nothing(tmp_path: Pat
     (tmp_path / "a.tar").write_bytes(member.tobuf() + jpeg(0).ljust(4096, b"\0"))
     with pytest.raises(DecodeError, match="damaged tar"):
         pack(tmp_path / "a.tar", tmp_path / "out.lmdb")
+
+
+def test_a_header_of_any_size_is_not_believed(tmp_path: Path) -> None:
+    """Extended headers are read before a member is seen; one of gigabytes is damage."""
+    header = tarfile.TarInfo("././@PaxHeader")
+    header.type, header.size = tarfile.XHDTYPE, 3 << 30
+    path = tmp_path / "a.tar"
+    path.write_bytes(header.tobuf(tarfile.USTAR_FORMAT))
+    os.truncate(path, 4 << 30)  # a hole: the bytes are there, and take no room
+    with pytest.raises((DecodeError, SourceError)):
+        pack(path, tmp_path / "out.lmdb")
 
 
 def test_a_sample_without_label_or_picture_is_reported(tmp_path: Path) -> None:

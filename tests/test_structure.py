@@ -303,6 +303,7 @@ FLOORS: dict[int, tuple[Room, ...]] = {
                 "reading",
                 "labels",
                 "stream",
+                "tar_members",
                 "tars",
                 "tables",
                 "coco",

@@ -98,12 +98,12 @@ def _chunk(root: str, path: str, shard: dict[str, Any]) -> Chunk:
     return Chunk(
         path=file,
         samples=_whole(shard["samples"]),
-        size=_whole(raw["bytes"]),
+        size=_whole(raw["bytes"], most=(1 << 32) - 1),
         compression=word,
     )
 
 
-def _whole(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+def _whole(value: Any, *, most: int = 1 << 40) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
         raise ValueError(f"{value!r} where a whole number is expected")
     return value

@@ -37,11 +37,13 @@ class Bounded:
 
     def __init__(self, file: IO[bytes], size: int) -> None:
         self._file, self._size = file, size
+        self.most: int | None = None  # no more at once than this, for as long as it is set
 
     def read(self, count: int = -1) -> bytes:
         """Return up to ``count`` bytes; all that are left for -1."""
         left = max(0, self._size - self._file.tell())
-        return self._file.read(left if count < 0 else min(count, left))
+        wanted = left if count < 0 else min(count, left)
+        return self._file.read(wanted if self.most is None else min(wanted, self.most))
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Go to a place in the file."""

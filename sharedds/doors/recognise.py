@@ -14,7 +14,8 @@ from sharedds.doors.mds import Mds
 from sharedds.doors.reading import listed, reading
 from sharedds.doors.stream import Door
 from sharedds.doors.tables import Table
-from sharedds.doors.tars import TAR_ENDINGS, WebDataset, expand
+from sharedds.doors.tar_members import TAR_ENDINGS, expand
+from sharedds.doors.tars import WebDataset
 from sharedds.doors.voc import Voc
 from sharedds.errors import OptionError, SourceError
 from sharedds.text import printable

@@ -1,15 +1,9 @@
-"""WebDataset: tar files whose members are samples, those with the same name up to its first dot.
-
-Nothing is ever unpacked to a path: members are read, and their names are keys. Members are seen one
-after another, so that a tar of any number of them takes the same memory.
-"""
+"""WebDataset: tar files whose members are samples, those with the same name up to its first dot."""
 
 from __future__ import annotations
 
 import io
 import os
-import re
-import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,46 +13,19 @@ import numpy as np
 import numpy.typing as npt
 
 from sharedds.doors.labels import LabelReader, as_number, beside
-from sharedds.doors.reading import Bounded, file_facts, listed, reading
+from sharedds.doors.reading import file_facts, listed
 from sharedds.doors.stream import TWICE, Contents, FieldNames, Item, Keys
-from sharedds.errors import DecodeError, OptionError, SourceError
+from sharedds.doors.tar_members import MAX_MEMBERS, TAR_ENDINGS, Group, expand, read_groups
+from sharedds.errors import DecodeError, SourceError
 from sharedds.text import printable
 
-__all__ = ["TAR_ENDINGS", "WebDataset", "expand"]
+__all__ = ["WebDataset"]
 
-TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 PICTURES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "jpe", "jfif")
 _LABELS = ("cls", "class", "label")
 _NUMBERS = ("cls2", "count", "index", "inx", "id")
 _TEXTS = ("txt", "text", "caption", "transcript")
-_MAX_SMALL = 1 << 20
-_MAX_MEMBER = (1 << 32) - 1
-_MAX_SUFFIXES = 200
 _MAX_AXES = 8
-_BRACES = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}|\{([^{}]*,[^{}]*)\}")
-_MAX_SHARDS = 1_000_000
-
-
-def expand(pattern: str) -> list[str]:
-    """Return the paths that a pattern such as ``train-{0000..0099}.tar`` stands for, in order.
-
-    Raises:
-        OptionError: They would be over a million.
-    """
-    found = _BRACES.search(pattern)
-    if found is None:
-        return [pattern]
-    if found[3] is not None:
-        words = found[3].split(",")
-    else:
-        first, last, width = int(found[1]), int(found[2]), len(found[1])
-        if not 0 <= last - first < _MAX_SHARDS:
-            raise OptionError(f"{printable(pattern)}: from {first} to {last} are no shards")
-        words = [f"{number:0{width}}" for number in range(first, last + 1)]
-    rest = expand(pattern[found.end() :])
-    if len(words) * len(rest) > _MAX_SHARDS:
-        raise OptionError(f"{printable(pattern)}: over {_MAX_SHARDS:,} shards")
-    return [f"{pattern[: found.start()]}{word}{end}" for word in words for end in rest]
 
 
 class WebDataset:
@@ -92,7 +59,7 @@ class WebDataset:
         damage: DecodeError | None = None
         for path in self._shards:
             try:
-                for group in self._groups(path, seen.pass_over):
+                for group in read_groups(path, wanted=_is_small, passed=seen.pass_over):
                     seen.add(group, self._labels, _stem(path))
                     advance(1)
             except DecodeError as error:  # told again when it is read
@@ -124,7 +91,7 @@ class WebDataset:
         for path in self._shards:
             before = f"{_stem(path)}/" if self._by_shard else ""
             try:
-                for group in self._groups(path, None, read=True):
+                for group in read_groups(path):
                     yield self._item(group, before)
             except DecodeError as error:  # samples before the damage are whole
                 yield Item(key=path, reason=str(error))
@@ -184,7 +151,7 @@ class WebDataset:
             return next(iter(seen.arrays[suffix])).split()[0]
         return "str" if last in (*_TEXTS, *_LABELS) else "bytes"
 
-    def _item(self, group: _Group, before: str) -> Item:
+    def _item(self, group: Group, before: str) -> Item:
         pictures: dict[str, bytes | str | None] = {}
         values: dict[str, Any] = {}
         main = ""
@@ -207,7 +174,7 @@ class WebDataset:
                 msgspec.MsgspecError,
             ) as error:
                 problem = problem or f"its .{suffix} {_why(kind, data, error)}"
-        key = f"{before}{group.key}.{main}" if main else f"{before}{group.key}"
+        key = f"{before}{group.key}.{group.written[main]}" if main else f"{before}{group.key}"
         if self._keys.again(f"{before}{group.key}"):
             problem = problem or TWICE
         if not main:
@@ -227,67 +194,6 @@ class WebDataset:
             return None if data is None else msgspec.json.decode(data)
         return (data or b"") if kind == "bytes" else (data or b"").decode()
 
-    def _groups(
-        self, path: str, passed: Callable[[str, str], object] | None, *, read: bool = False
-    ) -> Iterator[_Group]:
-        """Yield the samples of one tar; members beyond ``small`` ones are read only if wanted."""
-        group = _Group("")
-        for member, data in self._members(path, passed, read=read):
-            name = member.name.removeprefix("./")
-            folder, slash, base = name.rpartition("/")
-            stem, _, suffix = base.partition(".")
-            key = f"{folder}{slash}{stem}"
-            if key != group.key or not group.data:
-                if group.data:
-                    yield group
-                group = _Group(key)
-            group.add(suffix.lower(), data, member.size)
-        if group.data:
-            yield group
-
-    def _members(
-        self, path: str, passed: Callable[[str, str], object] | None, *, read: bool
-    ) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
-        with reading(path), open(path, "rb") as raw:
-            plain = _is_plain(raw)
-            file: Any = Bounded(raw, os.fstat(raw.fileno()).st_size) if plain else raw
-            try:
-                with tarfile.open(fileobj=file, mode="r:" if plain else "r|*") as tar:
-                    while (member := tar.next()) is not None:
-                        tar.members.clear()  # type: ignore[attr-defined] # else it keeps them all
-                        why = _passed_over(member)
-                        if why:
-                            if passed is not None:
-                                passed(why, f"{path}/{member.name}")
-                            continue
-                        small = member.size <= _MAX_SMALL and not read
-                        wanted = read or (small and _is_small(member.name))
-                        yield member, _read(tar, member) if wanted else None
-                    if plain and tar.offset >= os.fstat(raw.fileno()).st_size:
-                        raise tarfile.ReadError("it has no end mark, so it may be cut")
-            except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
-                raise DecodeError(
-                    f"{printable(path)}: a damaged tar ({error})",
-                    path=path,
-                ) from error
-
-
-class _Group:
-    """The members of one sample."""
-
-    def __init__(self, key: str) -> None:
-        self.key = key
-        self.data: dict[str, bytes | None] = {}
-        self.nbytes = 0
-        self.problem = ""
-
-    def add(self, suffix: str, data: bytes | None, size: int) -> None:
-        """Take one more member."""
-        if suffix in self.data:
-            self.problem = f"two members end in .{suffix}"
-        self.data[suffix] = data
-        self.nbytes += size
-
 
 class _Seen:
     """What the first pass finds: which suffixes there are, how often, and whether keys repeat."""
@@ -302,15 +208,15 @@ class _Seen:
         self.small_names = True
         self.passed_over: dict[str, tuple[str, int]] = {}
 
-    def add(self, group: _Group, labels: LabelReader, shard: str) -> None:
+    def add(self, group: Group, labels: LabelReader, shard: str) -> None:
         """Take notice of a sample."""
         self.keys.see(group.key)
         self.longer.see(f"{shard}/{group.key}")
         self.nbytes += group.nbytes
         self.counts.update(list(group.data))
-        if len(self.counts) > _MAX_SUFFIXES:
+        if len(self.counts) > MAX_MEMBERS:
             raise SourceError(
-                f"over {_MAX_SUFFIXES} different endings, such as .{group.data.popitem()[0]}: "
+                f"over {MAX_MEMBERS} different endings, such as .{group.data.popitem()[0]}: "
                 "these tars do not hold samples as WebDataset names them"
             )
         self.together |= sum(suffix in PICTURES for suffix in group.data) > 1
@@ -364,35 +270,6 @@ def _stem(path: str) -> str:
     return os.path.basename(path).split(".")[0]
 
 
-def _is_plain(file: Any) -> bool:
-    """Whether a file is a tar without compression; leaves it at its start."""
-    head = file.read(512)
-    file.seek(0)
-    return len(head) < 512 or head[257:262] == b"ustar" or not head.startswith(
-        (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0")
-    )  # fmt: skip
-
-
 def _is_small(name: str) -> bool:
     suffix = os.path.basename(name).partition(".")[2].lower()
     return suffix.rpartition(".")[2] in (*_LABELS, *_NUMBERS, "npy")
-
-
-def _passed_over(member: tarfile.TarInfo) -> str:
-    """Return why a member belongs to no sample; empty where it does."""
-    if member.isdir():
-        return "folders"
-    base = os.path.basename(member.name)
-    if not member.isreg() or member.issparse():
-        return "links, devices and sparse files"
-    if base.startswith((".", "__")) or "." not in base:
-        return "hidden files and files without an ending"
-    return "" if member.size <= _MAX_MEMBER else "files of 4 GiB and more"
-
-
-def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    file = tar.extractfile(member)
-    data = b"" if file is None else file.read()  # piece by piece, whatever the header claims
-    if len(data) != member.size:
-        raise tarfile.ReadError(f"{printable(member.name)} is cut off")
-    return data
