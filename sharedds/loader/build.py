@@ -22,7 +22,7 @@ from sharedds.loader.ledger import FailureLedger
 from sharedds.loader.plan import LoaderPlan
 from sharedds.loader.planned import PlannedLoader
 from sharedds.loader.planning import Arguments, plan_loader
-from sharedds.loader.ranking import describe_last_step, describe_sampler, find_rank
+from sharedds.loader.ranking import Split, describe_last_step, describe_sampler, find_rank
 from sharedds.loader.sampled import OrderSampler, SampledBatches
 from sharedds.loader.stream import (
     OrderedBatches,
@@ -143,18 +143,15 @@ def build_loader(
         _check_without_batches(batch_transform, threads_per_worker)
     policy = ErrorPolicy(on_error=on_error, budget=error_budget, log=error_log)
     own_rank = find_rank(rank, world_size)
+    split: Split | None = None
     source: OrderedBatches | SampledBatches
     if sampler is None or isinstance(sampler, Sampling):
         sampling = sampler or _sampling(dataset, shuffle=shuffle)
-        source = OrderedBatches(
-            sampling=sampling,
-            batch_size=batch_size or 1,
-            seed=seed,
-            rank=own_rank.rank,
-            world_size=own_rank.world_size,
-            drop_last=drop_last,
-            pad=_pads(pad, sampling, own_rank, drop_last=drop_last),
+        whole = OrderedBatches(
+            sampling=sampling, batch_size=batch_size or 1, seed=seed, drop_last=drop_last
         )
+        split = Split(whole, pad)
+        source = split.over(own_rank)
         ranks = describe_last_step(own_rank, source)
     else:
         if rank is not None or pad is not None:
@@ -198,7 +195,7 @@ def build_loader(
         warnings.warn(f"pin_memory=True has no effect here: {reason}", stacklevel=2)
     if made.start_method is not None:
         prepare_start(made.start_method)
-    indices: Any = OrderSampler(stream, source) if isinstance(source, OrderedBatches) else sampler
+    indices: Any = OrderSampler(stream) if isinstance(source, OrderedBatches) else sampler
     loader: PlannedLoader[T] = PlannedLoader(
         dataset,
         batch_size=batch_size,
@@ -222,6 +219,7 @@ def build_loader(
         seeding=GlobalSeeding(made.seed_globals),
         ledger=ledger,
         batch_transform=batch_transform,
+        split=split if own_rank == RankFacts() else None,
     )
 
 
@@ -231,16 +229,6 @@ def build_loader(
 def _sampling(dataset: Any, *, shuffle: bool) -> Sampling:
     count = len(dataset)
     return Shuffled(count) if shuffle else Sequential(count)
-
-
-def _pads(pad: bool | None, sampling: Sampling, own: RankFacts, *, drop_last: bool) -> bool:
-    if pad is not None and not isinstance(pad, bool):
-        raise OptionError(f"pad={pad!r}: True, False or None is expected")
-    if pad and drop_last:
-        raise OptionError("pad=True and drop_last=True exclude each other: choose one")
-    if pad is not None:
-        return pad
-    return own.world_size > 1 and not drop_last and not isinstance(sampling, Sequential)
 
 
 # --- checks --------------------------------------------------------------------------------------

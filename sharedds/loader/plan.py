@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from sharedds.errors import OptionError
@@ -115,6 +115,17 @@ class LoaderPlan:
     max_memory: int | None = None
     limits: tuple[tuple[str, str], ...] = ()
     estimate: MemoryEstimate | None = None
+
+    def on_rank(self, ranks: RankFacts) -> LoaderPlan:
+        """Return the plan with the rank that was found out later."""
+        told = {"rank": ranks.reason, "last_step": ranks.last_step_reason}
+        return replace(
+            self,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            last_step=ranks.last_step,
+            reasons=tuple((name, told.get(name, reason)) for name, reason in self.reasons),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the choices as plain values, and why each was made, and what bound it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -31,8 +32,11 @@ from sharedds.loader.in_process import InProcessIterator
 from sharedds.loader.ledger import FailureLedger
 from sharedds.loader.plan import LoaderPlan, Planned
 from sharedds.loader.processes import ProcessIterator
+from sharedds.loader.ranking import Split, describe_last_step, find_rank
+from sharedds.loader.rebuilt import checked_stream, counted_by_accelerate, origin_of, remainder_of
 from sharedds.loader.replay import Replay
 from sharedds.loader.running import LoaderPass, Running
+from sharedds.loader.sampled import OrderSampler, ShownBatches
 from sharedds.loader.seen import LoaderView
 from sharedds.loader.spare import SpareMemory
 from sharedds.loader.stream import EpochPass, OrderedBatches, Position, SampleStream
@@ -71,6 +75,7 @@ class PlannedLoader(DataLoader[T]):
     _batch_transform: Callable[[Any], Any] | None = None
     _sized: Callable[[int], LoaderPlan] | None = None
     _stream_given: SampleStream | None = None
+    _split: Split | None = None
     _newest = unsent[weakref.ref[LoaderPass]]()
     _running = unsent[Running]()
     _iterator = unsent[Any]()
@@ -78,6 +83,16 @@ class PlannedLoader(DataLoader[T]):
     _most_in_flight: int | None = None
     #: Whether batches of worker processes travel in buffers that stay; new memory for each if not.
     _keeps_buffers = True
+    #: Accelerate would split batches over the ranks again, in a loader of its own; it takes states.
+    _is_accelerate_prepared = use_stateful_dataloader = True
+
+    def __init__(self, dataset: Any, **options: Any) -> None:
+        super().__init__(dataset, **options)
+        if (origin := origin_of(options)) is not None:  # a framework wants to watch its indices
+            names = ("plan", "_sized", "_seeding", "_ledger", "_batch_transform", "_stream_given")
+            vars(self).update({name: getattr(origin, name) for name in (*names, "_split")})
+            # Given a sampler of batches, torch sets both as if there were none.
+            vars(self).update(batch_size=origin.batch_size, drop_last=origin.drop_last)
 
     def set_up(
         self,
@@ -87,24 +102,41 @@ class PlannedLoader(DataLoader[T]):
         seeding: GlobalSeeding,
         ledger: FailureLedger,
         batch_transform: Callable[[Any], Any] | None = None,
+        split: Split | None = None,
     ) -> PlannedLoader[T]:
-        """Give a new loader what it does not share with torch's; returns the loader."""
+        """Give a new loader what it does not share with torch's; returns the loader.
+
+        With ``split``, no rank was known yet: the process group tells it before a pass begins.
+        """
         self.plan, self._sized = planned.plan, planned.sized
         self._stream_given = stream
         self._seeding = seeding
         self._ledger = ledger
         self._batch_transform = batch_transform
+        self._split = split
+        if isinstance(self.sampler, OrderSampler):
+            self.sampler.loader = weakref.ref(self)
+            if self.batch_size is not None:
+                shown = ShownBatches(self.sampler, self.batch_size, self.drop_last)
+                vars(self)["batch_sampler"] = shown
         return self
 
     @property
     def _stream(self) -> SampleStream:
-        if self._stream_given is None:
-            raise OptionError(
-                "a PlannedLoader is made by build_loader and cannot be rebuilt from its arguments; "
-                "tell a framework that replaces samplers to leave it as it is (in Lightning: "
-                "use_distributed_sampler=False), since it is split over the ranks already"
-            )
-        return self._stream_given
+        stream = checked_stream(self._stream_given, self.sampler, self.batch_sampler)
+        if self._split is not None and not self._is_under_way():
+            self._take_rank(stream, self._split)
+        return stream
+
+    def _take_rank(self, stream: SampleStream, split: Split) -> None:
+        """Split the order over the ranks, if the process group began after the loader was built."""
+        own = find_rank(None, None)
+        if own.world_size == 1:
+            return
+        stream.source = source = split.over(own)
+        self._split = None
+        self.plan = self.plan.on_rank(describe_last_step(own, source))
+        self._ledger.samples = source.samples_of_rank(Position(0, 0))
 
     def check_worker_number_rationality(self) -> None:
         """Do nothing: the plan has counted the CPUs and says so in its reasons."""
@@ -346,7 +378,19 @@ class PlannedLoader(DataLoader[T]):
         if self._sized is not None and self._most_in_flight is None:
             made.on_first = self._take_size
         self._newest = weakref.ref(made)
+        counted_by_accelerate(self, begins=True)
+        made.on_end = functools.partial(counted_by_accelerate, self, begins=False)
         return made
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """Whether the newest loop has handed out its last batch; Accelerate asks."""
+        return self._newest is not None and not self._is_under_way()
+
+    @property
+    def remainder(self) -> int:
+        """Samples of the last step of all ranks, -1 if it is whole; Accelerate asks."""
+        return remainder_of(self._stream)
 
     def _in_flight(self) -> InFlight:
         most = self.num_workers * (self.prefetch_factor or 0)

@@ -6,6 +6,7 @@ import operator
 import os
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -13,8 +14,37 @@ from sharedds.errors import OptionError
 from sharedds.host.ranks import local_ranks
 from sharedds.loader.known import RankFacts, counted
 from sharedds.loader.stream import OrderedBatches, Position
+from sharedds.order import Sequential
 
-__all__ = ["describe_last_step", "describe_sampler", "find_rank"]
+__all__ = ["Split", "describe_last_step", "describe_sampler", "find_rank"]
+
+
+class Split:
+    """How an order is split over ranks, once it is known which of them this process is.
+
+    Args:
+        whole: The order of one process alone.
+        pad: As of ``build_loader``.
+
+    Raises:
+        OptionError: ``pad`` makes no sense.
+    """
+
+    def __init__(self, whole: OrderedBatches, pad: bool | None) -> None:
+        if pad is not None and not isinstance(pad, bool):
+            raise OptionError(f"pad={pad!r}: True, False or None is expected")
+        if pad and whole.drop_last:
+            raise OptionError("pad=True and drop_last=True exclude each other: choose one")
+        self._whole = whole
+        self._pad = pad
+
+    def over(self, own: RankFacts) -> OrderedBatches:
+        """Return the part of a rank."""
+        is_training = not isinstance(self._whole.sampling, Sequential)
+        pad = self._pad
+        if pad is None:
+            pad = own.world_size > 1 and not self._whole.drop_last and is_training
+        return replace(self._whole, rank=own.rank, world_size=own.world_size, pad=pad)
 
 
 def find_rank(rank: int | None, world_size: int | None) -> RankFacts:
@@ -45,7 +75,7 @@ def describe_last_step(own: RankFacts, source: OrderedBatches) -> RankFacts:
         warnings.warn(
             f"{beside.count} processes train side by side here ({beside.reason}), and nothing "
             "tells which of them this is: each loads all samples. Initialize the process group "
-            "before the loader is built, or pass rank= and world_size= (0 and 1 if that is meant)",
+            "before the first batch, or pass rank= and world_size= (0 and 1 if that is meant)",
             stacklevel=3,
         )
     order = source.order(Position(0, 0))

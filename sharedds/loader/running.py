@@ -88,6 +88,7 @@ class LoaderPass(Iterator[Any]):
         self._is_superseded = False
         self.is_broken = False
         self.on_first: Callable[[int, InFlight], None] | None = None
+        self.on_end: Callable[[], None] | None = None
         if guard is not None:
             guard.begin(self, running.workers)
 
@@ -131,6 +132,8 @@ class LoaderPass(Iterator[Any]):
                 self._begun.end()
                 self._ledger.finish()
                 tell_end(self._dataset, self._begun.epoch)
+                if self.on_end is not None:
+                    self.on_end()
                 raise
             except Exception:
                 self._begun.failed()

@@ -5,20 +5,23 @@ from __future__ import annotations
 import itertools
 import operator
 import reprlib
+import weakref
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Sampler
+from torch.utils.data import BatchSampler
+from torch.utils.data.distributed import DistributedSampler
 
 from sharedds.errors import OptionError, SchemaError
 from sharedds.generators.held import HeldGenerators
 from sharedds.generators.seeding import GlobalSeeding, kept_globals
+from sharedds.handles import unsent
 from sharedds.loader.stream import OrderedBatches, Position, SampleStream
 from sharedds.order import Batch, SampleKey
 
-__all__ = ["OrderSampler", "SampledBatches"]
+__all__ = ["OrderSampler", "SampledBatches", "ShownBatches"]
 
 
 class SampledBatches:
@@ -162,21 +165,44 @@ def _whole(index: Any, sampler: Any) -> int:
         ) from None
 
 
-class OrderSampler(Sampler[int]):
+class OrderSampler(DistributedSampler[int]):
     """The order of the next epoch as plain indices, for code that looks at ``loader.sampler``.
 
-    Each iteration that the loader has no part in gives the order of one epoch more.
+    It is a ``DistributedSampler`` since frameworks take that as the sign that an order is split
+    over the ranks already, and leave the loader as it is. Each iteration that the loader has no
+    part in gives the order of one epoch more.
 
     Args:
         stream: The stream of the loader; it is not moved by iterating here.
-        source: Its batches.
+
+    Attributes:
+        loader: Refers to the loader, so that one which is rebuilt with this sampler finds it.
     """
 
-    def __init__(self, stream: SampleStream, source: OrderedBatches) -> None:
+    loader = unsent[weakref.ref[Any]]()
+
+    def __init__(
+        self, stream: SampleStream
+    ) -> None:  # that of torch would make an order of its own
         self._stream = stream
-        self._source = source
         self._seen: Position | None = None
         self._passes = 0
+
+    @property
+    def _source(self) -> OrderedBatches:
+        source = self._stream.source
+        assert isinstance(source, OrderedBatches)  # noqa: S101 - only such a stream has this sampler
+        return source
+
+    @property
+    def num_replicas(self) -> int:  # type: ignore[override]
+        """How many ranks the order is split over."""
+        return self._source.world_size
+
+    @property
+    def rank(self) -> int:  # type: ignore[override]
+        """Whose part this is."""
+        return self._source.rank
 
     def __iter__(self) -> Iterator[int]:
         begin = self._stream.next_position
@@ -196,3 +222,16 @@ class OrderSampler(Sampler[int]):
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass of the loader begin ``epoch``."""
         self._stream.set_epoch(epoch)
+
+
+class ShownBatches(BatchSampler):
+    """The batches of an :class:`OrderSampler`, for code that looks at ``loader.batch_sampler``.
+
+    Hugging Face's Trainer resumes in the middle of an epoch by skipping batches of this sampler,
+    and tells only it which epoch that is.
+    """
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass of the loader begin ``epoch``."""
+        sampler: Any = self.sampler
+        sampler.set_epoch(epoch)
