@@ -93,6 +93,7 @@ class PlannedLoader(DataLoader[T]):
             vars(self).update({name: getattr(origin, name) for name in (*names, "_split")})
             # Given a sampler of batches, torch sets both as if there were none.
             vars(self).update(batch_size=origin.batch_size, drop_last=origin.drop_last)
+            self.generator = self.generator or torch.Generator()
 
     def set_up(
         self,
