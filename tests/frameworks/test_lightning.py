@@ -54,13 +54,27 @@ def test_predictions_count_each_sample_once(made: list[str], devices: str, tmp_p
     assert counted(*itertools.chain(*(rank["predict"] for rank in ranks))) == ALL
 
 
-@pytest.mark.parametrize("stop", [2, 6, 9])
-def test_its_checkpoint_resumes_to_the_sample(stop: int, tmp_path: Path) -> None:
+MODULE = "train_lightning.py"
+
+
+@pytest.mark.parametrize(
+    ("step", "how"),
+    [(2, ["--save", "2", "--steps", "2"]), (6, ["--ends", "--epochs", "1"])],
+    ids=["in the middle", "at the end"],
+)
+def test_its_checkpoint_resumes_to_the_sample(step: int, how: list[str], tmp_path: Path) -> None:
     """In the middle of an epoch and at its end; what is drawn for a sample is the same, too."""
-    (whole,) = run_script("train_lightning.py", tmp_path)
-    first = ["--module", "--save", str(stop), "--steps", str(stop)]
-    (begun,) = run_script("train_lightning.py", tmp_path, *first)
-    saved = tmp_path / f"step={stop}.ckpt"
-    (rest,) = run_script("train_lightning.py", tmp_path, "--resume", str(saved), "--workers", "2")
+    (whole,) = run_script(MODULE, tmp_path)
+    (begun,) = run_script(MODULE, tmp_path, "--module", *how)
+    saved = tmp_path / f"step={step}.ckpt"
+    (rest,) = run_script(MODULE, tmp_path, "--resume", str(saved), "--workers", "2")
     for what in ("train", "noise"):
         assert begun[what] + rest[what] == whole[what]
+
+
+def test_a_checkpoint_of_the_last_batch_resumes_with_a_whole_epoch(tmp_path: Path) -> None:
+    """Lightning then tells samplers the epoch before: each sample once, in the order of that."""
+    run_script(MODULE, tmp_path, "--module", "--save", "6", "--steps", "6")
+    (rest,) = run_script(MODULE, tmp_path, "--resume", str(tmp_path / "step=6.ckpt"))
+    assert epoch([rest], 1) == ALL
+    assert len(rest["train"]) == 6

@@ -91,6 +91,7 @@ def main() -> None:
     parser.add_argument("--predict", action="store_true")
     parser.add_argument("--foreign", action="store_true")
     parser.add_argument("--save", type=int, default=0)
+    parser.add_argument("--ends", action="store_true", help="save at the end of each epoch")
     parser.add_argument("--resume", type=Path)
     options = parser.parse_args()
 
@@ -103,9 +104,13 @@ def main() -> None:
             "val_dataloaders": data.val_dataloader(),
         }
     )
+    when: dict[str, Any] = {"every_n_train_steps": options.save}
+    if options.ends:
+        when = {"every_n_epochs": 1, "save_on_train_epoch_end": True}
     checkpoint = lightning.pytorch.callbacks.ModelCheckpoint(
-        options.folder, filename="{step}", every_n_train_steps=options.save, save_top_k=-1
+        options.folder, filename="{step}", save_top_k=-1, **when
     )
+    saves = options.ends or options.save
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=options.devices,
@@ -113,8 +118,8 @@ def main() -> None:
         max_epochs=options.epochs,
         max_steps=options.steps,
         logger=False,
-        callbacks=[checkpoint] if options.save else [],
-        enable_checkpointing=bool(options.save),
+        callbacks=[checkpoint] if saves else [],
+        enable_checkpointing=bool(saves),
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=options.folder,
