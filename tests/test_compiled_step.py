@@ -18,7 +18,8 @@ def trained(workers: int, *, is_compiled: bool) -> tuple[list[int], torch.Tensor
     seen: list[int] = []
 
     def loss_of(images: torch.Tensor) -> torch.Tensor:
-        return layer(images.flatten(1)).square().mean()
+        squares: torch.Tensor = layer(images.flatten(1)).square()
+        return squares.mean()
 
     step: Any = loss_of
     if is_compiled:

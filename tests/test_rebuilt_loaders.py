@@ -38,7 +38,7 @@ def injected(loader: DataLoader[Any], rank: int) -> DataLoader[Any]:
     """What Lightning makes of a loader on two ranks: another sampler, unless it is split."""
     if isinstance(loader.sampler, DistributedSampler):
         return loader
-    sampler: Any = DistributedSampler(loader.dataset, 2, rank, shuffle=False)  # type: ignore[arg-type]
+    sampler: Any = DistributedSampler(loader.dataset, 2, rank, shuffle=False)
     return type(loader)(loader.dataset, batch_size=loader.batch_size, sampler=sampler)
 
 

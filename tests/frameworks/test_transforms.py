@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -70,7 +71,7 @@ def torchvision() -> tuple[tuple[int, ...], Callable[[Any], Any]]:
             pytest.skip("scripts/frameworks installs torchvision")
         sys.path.append(str(beside))
         # Its compiled operators need torch with CUDA; transforms do not use them.
-        library = torch.library.Library("torchvision", "DEF")
+        library: Any = vars(torch.library)["Library"]("torchvision", "DEF")
         library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         _kept.append(library)
     v2 = importlib.import_module("torchvision.transforms.v2")
@@ -87,14 +88,15 @@ def trained(loader: Any) -> tuple[list[Any], list[Any]]:
     """Train on two epochs; return what came, and the weights."""
     torch.manual_seed(0)
     layer = torch.nn.LazyLinear(1)
+    layer(next(iter(loader))["x"].flatten(1))
+    loader.set_epoch(0)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1e-3)
     seen: list[Any] = []
     for _ in range(2):
         for batch in loader:
             layer(batch["x"].flatten(1)).square().mean().backward()
-            with torch.no_grad():
-                for weight in layer.parameters():
-                    weight -= 1e-3 * weight.grad
-                    weight.grad = None
+            optimizer.step()
+            optimizer.zero_grad()
             seen.append((batch["index"].tolist(), batch["x"]))
     return seen, [weight.tolist() for weight in layer.parameters()]
 

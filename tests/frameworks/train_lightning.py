@@ -18,7 +18,7 @@ import sharedds
 warnings.filterwarnings("ignore", module="lightning")
 
 
-class Model(lightning.LightningModule):
+class Model(lightning.LightningModule):  # type: ignore[misc]
     """One layer; notes the numbers of the samples of each step."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Model(lightning.LightningModule):
         self.seen: dict[str, list[Any]] = {"train": [], "noise": [], "val": [], "predict": []}
         self.told: list[Any] = []
 
-    def training_step(self, batch: Any, step: int) -> torch.Tensor:
+    def training_step(self, batch: Any, step: int) -> Any:
         """Return the loss; keeps the numbers, and the first number of each sample's noise."""
         self.seen["train"].append([self.current_epoch, *numbers(batch)])
         self.seen["noise"].append(batch["x"][:, 0].tolist())
@@ -38,7 +38,7 @@ class Model(lightning.LightningModule):
         if not self.trainer.sanity_checking:
             self.seen["val"].append([self.current_epoch, *numbers(batch)])
 
-    def predict_step(self, batch: Any, step: int) -> torch.Tensor:
+    def predict_step(self, batch: Any, step: int) -> Any:
         """Keep the numbers, and return them."""
         self.seen["predict"].append(numbers(batch))
         return batch["index"]
@@ -60,7 +60,7 @@ def loader(workers: int, *, shuffle: bool, sampler: Any = None) -> Any:
     )
 
 
-class Data(lightning.LightningDataModule):
+class Data(lightning.LightningDataModule):  # type: ignore[misc]
     """The same loaders, made in hooks, where Lightning watches how."""
 
     def __init__(self, options: argparse.Namespace) -> None:
