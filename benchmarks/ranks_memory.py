@@ -67,7 +67,7 @@ def prepare(context: Context) -> None:
     rng = np.random.default_rng(0)
     with StoreWriter(context.work / "records.lmdb", schema={"record": "raw"}) as writer:
         for _ in range(_QUICK_COUNT if context.quick else _COUNT):
-            writer.add({"record": rng.bytes(_BYTES)})
+            writer.add({"record": np.frombuffer(rng.bytes(_BYTES), np.uint8)})
 
 
 def be_rank(kind: str, path: str, workers: int) -> None:

@@ -72,7 +72,8 @@ def torchvision() -> tuple[tuple[int, ...], Callable[[Any], Any]]:
         sys.path.append(str(beside))
         # Its compiled operators need torch with CUDA; transforms do not use them.
         library: Any = vars(torch.library)["Library"]("torchvision", "DEF")
-        library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         _kept.append(library)
     v2 = importlib.import_module("torchvision.transforms.v2")
     chain = v2.Compose(
@@ -106,10 +107,17 @@ def test_training_is_the_same_for_any_workers(made: Any) -> None:
     """Each sample once in an epoch; what transforms draw follows the sample, not the worker."""
     shape, transform = made()
     runs = []
+    # What torchvision needs here was declared in this process alone.
+    start = "fork" if made is torchvision else None
     for workers in (0, 2):
         dataset = Transformed(shape, transform)
         loader = sharedds.build_loader(
-            dataset, batch_size=4, shuffle=True, seed=7, num_workers=workers
+            dataset,
+            batch_size=4,
+            shuffle=True,
+            seed=7,
+            num_workers=workers,
+            start_method=start if workers else None,
         )
         runs.append(trained(loader))
     (one, weights), (other, others) = runs
