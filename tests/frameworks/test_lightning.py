@@ -67,14 +67,19 @@ def test_its_checkpoint_resumes_to_the_sample(step: int, how: list[str], tmp_pat
     (whole,) = run_script(MODULE, tmp_path)
     (begun,) = run_script(MODULE, tmp_path, "--module", *how)
     saved = tmp_path / f"step={step}.ckpt"
-    (rest,) = run_script(MODULE, tmp_path, "--resume", str(saved), "--workers", "2")
+    (rest,) = run_script(MODULE, tmp_path, "--module", "--resume", str(saved), "--workers", "2")
     for what in ("train", "noise"):
         assert begun[what] + rest[what] == whole[what]
 
 
-def test_a_checkpoint_of_the_last_batch_resumes_with_a_whole_epoch(tmp_path: Path) -> None:
-    """Lightning then tells samplers the epoch before: each sample once, in the order of that."""
-    run_script(MODULE, tmp_path, "--module", "--save", "6", "--steps", "6")
+@pytest.mark.parametrize(
+    "how", [["--save", "6", "--steps", "6"], ["--ends", "--epochs", "1"]], ids=["last batch", "end"]
+)
+def test_without_set_epoch_an_epoch_after_a_resume_is_still_whole(
+    how: list[str], tmp_path: Path
+) -> None:
+    """Lightning opens the loop before it tells the epoch: the order is the first one once more."""
+    run_script(MODULE, tmp_path, "--module", *how)
     (rest,) = run_script(MODULE, tmp_path, "--resume", str(tmp_path / "step=6.ckpt"))
     assert epoch([rest], 1) == ALL
     assert len(rest["train"]) == 6
