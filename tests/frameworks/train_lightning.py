@@ -70,10 +70,7 @@ class Data(lightning.LightningDataModule):  # type: ignore[misc]
     def train_dataloader(self) -> Any:
         """Shuffled."""
         sampler = SequentialSampler(range(23)) if self.options.foreign else None
-        made = loader(self.options.workers, shuffle=not self.options.foreign, sampler=sampler)
-        if self.trainer is not None:  # it tells samplers the epoch too late after a resume
-            made.set_epoch(self.trainer.current_epoch)
-        return made
+        return loader(self.options.workers, shuffle=not self.options.foreign, sampler=sampler)
 
     def val_dataloader(self) -> Any:
         """In order."""
