@@ -55,6 +55,22 @@ VERBS = {
         "sharedds.cli.pack:export",
         "Write STORE back to FOLDER: the stored bytes of each image under its name.",
     ),
+    "merge": Verb(
+        "sharedds.cli.shards:merge",
+        "Copy all samples of STORE... into OUT: one file, or a folder of shards.",
+    ),
+    "split": Verb(
+        "sharedds.cli.shards:split",
+        "Copy STORE into several in the folder OUT: by count, column or group.",
+    ),
+    "append": Verb(
+        "sharedds.cli.shards:append",
+        "Append stores to the sharded STORE, as new shards.",
+    ),
+    "edit": Verb(
+        "sharedds.cli.shards:edit",
+        "Change labels, keys and other columns of the sharded STORE.",
+    ),
     "bench": Verb(
         "sharedds.cli.measure:bench",
         "Measure the loader of TARGET alone, and tell what bounds it.",

@@ -94,6 +94,13 @@ for_all = _options(
     ),
     _any("--strict", is_flag=True, help="Exit with 4 if there are bad files, duplicates or notes."),
     _any("--workers", type=click.IntRange(1), help="Threads.  [default: one for each CPU]"),
+    _any(
+        "--shards",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Write OUT as a folder of at most N files.",
+    ),
+    _any("--shard-size", metavar="SIZE", help="Or of files of this size, such as 16GiB."),
     _any("--force", is_flag=True, help="Replace OUT, in one step at the end."),
     _any(
         "--report",

@@ -84,6 +84,8 @@ class PackOptions(_ForImages, _ForVolumes, _ForSlides, total=False):
     include_hidden: bool
     on_error: Literal["skip", "raise"]
     workers: int | None
+    shards: int | None
+    shard_size: int | str | None
     force: bool
     dry_run: bool
     report: str | os.PathLike[str] | None

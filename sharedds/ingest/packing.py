@@ -26,7 +26,7 @@ from sharedds.ingest.places import (
 from sharedds.ingest.report import FailureLog, PackReport, write_report
 from sharedds.packed import encode_text
 from sharedds.progress import Progress
-from sharedds.store import Store, StoreWriter
+from sharedds.store import Cut, Sharding, Store, Writer, sharding_of
 from sharedds.store.duplicates import Duplicates
 from sharedds.store.partial import partial_path
 from sharedds.text import printable
@@ -96,11 +96,11 @@ class Job(Protocol):
         """Note an item that an earlier run has refused, with the reason."""
         ...
 
-    def writer(self) -> StoreWriter:
+    def writer(self) -> Writer:
         """Return the writer of the store, which goes on with equal work."""
         ...
 
-    def write(self, writer: StoreWriter, bar: Progress, start: int) -> None:
+    def write(self, writer: Writer, bar: Progress, start: int) -> None:
         """Prepare and write the items from ``start`` on.
 
         Raises:
@@ -127,6 +127,7 @@ class Packing:
         path: The output, absolute.
         on_error: ``"skip"`` or ``"raise"``.
         workers: Threads.
+        sharding: How the store is cut into shards; None for a single file.
         force: An existing file is replaced.
         dry_run: Nothing is written.
         progress: True or False to show a bar; None for after two seconds.
@@ -139,6 +140,7 @@ class Packing:
     path: str
     on_error: str
     workers: int
+    sharding: Sharding | None
     force: bool
     dry_run: bool
     progress: bool | None
@@ -156,6 +158,8 @@ class Packing:
         on_error: str,
         workers: int | None,
         most_workers: int | None = None,
+        shards: int | None = None,
+        shard_size: int | str | None = None,
         force: bool,
         dry_run: bool,
         report: PathLike | None,
@@ -170,6 +174,8 @@ class Packing:
             on_error: ``"skip"`` or ``"raise"``.
             workers: Threads; None for one for each CPU.
             most_workers: Of which there are no more than these.
+            shards: How many, at most; None for a single file.
+            shard_size: Or how large each is.
             force: An existing file is replaced.
             dry_run: Nothing is written.
             report: Where the report goes; None for beside the output.
@@ -190,6 +196,7 @@ class Packing:
             path=path,
             on_error=on_error,
             workers=asked or min(cpus, most_workers or cpus),
+            sharding=sharding_of(shards, shard_size),
             force=force,
             dry_run=dry_run,
             progress=progress,
@@ -199,6 +206,10 @@ class Packing:
             made=check_places(root, path, place, force=force, dry_run=dry_run),
             started=started,
         )
+
+    def cut(self, samples: int) -> Cut | None:
+        """Return where shards of so many samples at most end; None for a single file."""
+        return None if self.sharding is None else self.sharding.cut(samples)
 
     def scanning(self) -> Progress:
         """Return the progress of a scan."""
@@ -236,7 +247,7 @@ class Packing:
         if not self.dry_run:
             store = Store(self.path)
             self.outcome.digest = store.digest
-            self.outcome.bytes = os.path.getsize(store.path)
+            self.outcome.bytes = store.nbytes
             duplicates = job.look(store)
         self._report(job, failures, duplicates)
         return self.outcome

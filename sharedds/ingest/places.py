@@ -24,6 +24,7 @@ from sharedds.store import Store, is_partial
 from sharedds.store.layout import HEADER, HEADER_KEY, PROGRESS_KEY
 from sharedds.store.lock import FolderLock
 from sharedds.store.partial import partial_path
+from sharedds.store.shard_index import holds_shards
 from sharedds.text import printable
 
 __all__ = [
@@ -71,8 +72,12 @@ def check_places(root: str, path: str, report: str, *, force: bool, dry_run: boo
             f"{printable(path)}: LMDB can only write where the path is UTF-8; choose another place",
             path=path,
         ) from None
-    if os.path.isdir(path):
-        raise StoreExistsError(f"{printable(path)} is a folder; name a file to write", path=path)
+    if os.path.isdir(path) and (force or not holds_shards(path)):
+        raise StoreExistsError(
+            f"{printable(path)} is a folder, which is never replaced; choose another name or "
+            "remove it first",
+            path=path,
+        )
     found = None
     if os.path.lexists(path) and not force:
         found = unreported_store(path, report)
@@ -201,7 +206,8 @@ def check_room(path: str, needed: int, *, spools: Iterable[str] = ()) -> None:
         folder = os.path.dirname(folder)
     done = 0
     if os.path.isdir(partial_path(path)):
-        done = sum(entry.stat().st_size for entry in os.scandir(partial_path(path)))
+        for at, _, names in os.walk(partial_path(path)):
+            done += sum(os.lstat(os.path.join(at, name)).st_size for name in names)
     done += sum(os.path.getsize(spool) for spool in spools if os.path.isfile(spool))
     free = shutil.disk_usage(folder).free + done
     if needed > free:

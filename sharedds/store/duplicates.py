@@ -165,7 +165,7 @@ def _conflicts(
 
 def _checksums(store: Store, field: str) -> npt.NDArray[np.uint64]:
     kinds = {f.name: f.kind for f in store.header.fields}
-    if f"{field}@xxh3" in {spec.name for spec in store.header.columns}:
+    if any(f.name == field and f.wide for f in store.header.fields):
         return np.asarray(store.column(f"{field}@xxh3"))
     if kinds.get(field) == "column":  # narrow rows have no checksums of their own
         column = store.column(field)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from sharedds.codecs import TILE_CODECS
 from sharedds.errors import OptionError
 from sharedds.store.array_meta import ArrayMeta, parse_meta
 from sharedds.store.blocking import PatchCost, block_shape, patch_cost
+from sharedds.store.joined import OpenedShards
 from sharedds.store.reader import Store
 from sharedds.store.regions import Owner
 
@@ -35,16 +36,17 @@ class StoreInfo:
     """A summary of a store.
 
     Attributes:
-        path: The file.
+        path: The file, or the folder of shards.
         format_version: Of the file.
         samples: Number of samples.
-        bytes: Size of the file.
+        bytes: Size of the file, or of all shards.
         digest: Content digest.
         keyed: Whether samples have keys.
         fields: The schema, with the bytes of each field.
         classes: Samples of each class by name, in class order; None without classes.
         content: Counts of the values of small columns that are codes: formats, modes, orientation.
         attrs: What the writer kept in the header.
+        shards: How many files it is; 0 where it is one that was never cut.
     """
 
     path: str
@@ -57,6 +59,7 @@ class StoreInfo:
     classes: dict[str, int] | None
     content: dict[str, dict[str, int]]
     attrs: dict[str, Any]
+    shards: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -190,14 +193,36 @@ def info(path: str | os.PathLike[str]) -> StoreInfo:
         path=store.path,
         format_version=header.version,
         samples=len(store),
-        bytes=os.path.getsize(store.path),
+        bytes=store.nbytes,
         digest=store.digest,
         keyed=header.keyed,
-        fields=tuple(_fields(store)),
+        fields=tuple(_fields_of_all(store)),
         classes=_classes(store),
         content=_content(store),
         attrs={k: v for k, v in store.attrs.items() if k not in ("formats", "modes")},
+        shards=len(_shards(store)),
     )
+
+
+def _shards(store: Store) -> list[str]:
+    opened = store.opened
+    if isinstance(opened, OpenedShards):
+        return [os.path.join(store.path, shard.file) for shard in opened.index.shards]
+    return []
+
+
+def _fields_of_all(store: Store) -> list[FieldInfo]:
+    """Add up what each shard says of its fields."""
+    totals: list[FieldInfo] = []
+    for path in _shards(store):
+        found = _fields(Store(path))
+        totals = [
+            replace(mine, values=mine.values + more.values, bytes=mine.bytes + more.bytes)
+            for mine, more in zip(
+                totals or [replace(f, values=0, bytes=0) for f in found], found, strict=True
+            )
+        ]
+    return totals or _fields(store)
 
 
 def _fields(store: Store) -> list[FieldInfo]:
@@ -236,9 +261,9 @@ def _fields(store: Store) -> list[FieldInfo]:
     return found
 
 
-def _segments(store: Store, name: str) -> list[Any]:
+def _segments(store: Store, name: str) -> Iterator[Any]:
     column = store.column(name)
-    return [column.segment(i) for i in range(column.segments)]
+    return (column.segment(i) for i in range(column.segments))
 
 
 def _classes(store: Store) -> dict[str, int] | None:

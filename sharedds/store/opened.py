@@ -33,6 +33,7 @@ from sharedds.store.layout import (
 )
 from sharedds.store.pages import Pages, Tree, is_lmdb
 from sharedds.store.partial import is_partial, partial_path
+from sharedds.store.shard_index import holds_shards
 
 __all__ = ["OpenedStore", "holds_store", "resolve"]
 
@@ -42,7 +43,9 @@ _NEAR = 16 << 10  # bytes between entries that are fetched along
 
 
 def holds_store(folder: str | os.PathLike[str]) -> bool:
-    """Whether this is a folder with a ``data.mdb`` that begins like an LMDB file."""
+    """Whether a folder has an index of shards, or a ``data.mdb`` that begins like an LMDB file."""
+    if holds_shards(absolute_path(folder)):
+        return True
     inside = os.path.join(absolute_path(folder), "data.mdb")
     with contextlib.suppress(OSError):
         if os.path.isfile(inside):  # to open a pipe could wait for ever
@@ -54,6 +57,8 @@ def holds_store(folder: str | os.PathLike[str]) -> bool:
 def resolve(path: str | os.PathLike[str]) -> str:
     """Return the absolute path of the data file: the path itself, or ``data.mdb`` in a folder.
 
+    A folder of shards stands for itself.
+
     Raises:
         StoreNotFoundError: Nothing is there.
         IncompleteStoreError: It is the working folder of an unfinished pack.
@@ -62,6 +67,8 @@ def resolve(path: str | os.PathLike[str]) -> str:
     full = absolute_path(path)
     if os.path.isdir(full):
         inside = os.path.join(full, "data.mdb")
+        if holds_shards(full):
+            return full
         if holds_store(full):
             return inside
         if is_partial(full):
@@ -104,6 +111,24 @@ class OpenedStore:
         self._address: int = np.frombuffer(self.file.view, np.uint8).ctypes.data
         self._sound: dict[int, bytearray] = {}  # entries compared before, 4,096 to a page
         self._tree = self.pages.database(COLUMNS) or Tree(None, 0, 0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the file."""
+        return self.file.size
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether there are class names."""
+        return "@classes" in self.specs
+
+    def release(self) -> None:
+        """Let go of the pages of the file that were touched."""
+        self.file.release(0, self.file.size)
+
+    def forget(self) -> None:
+        """Let go of the columns, which refer back to this: it ends with whoever still reads it."""
+        self._columns.clear()
 
     def _read_header(self) -> Header:
         tree = self.pages.database(HEADER) or Tree(None, 0, 0)

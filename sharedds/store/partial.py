@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -54,7 +55,9 @@ from sharedds.store.lock import (
 )
 from sharedds.store.spool import SpoolLog
 
-__all__ = ["Partial", "is_partial", "partial_path"]
+__all__ = ["SHARDS", "Partial", "is_partial", "partial_path"]
+
+SHARDS = "shards"  # a folder in the working folder of a store of several files
 
 _STEP = 48 << 20  # how much the map grows at once
 _DIRTY = 4 << 20  # what single puts write stays in memory until their transaction ends
@@ -373,6 +376,7 @@ class Partial:
         os.replace(self.data_path, self.path)
 
     def _remove_files(self, *, keep: str = "") -> None:
+        shutil.rmtree(os.path.join(self.folder, SHARDS), ignore_errors=True)
         for name in (_DATA, _SPOOL, _NEW_STATE, STATE):  # the mark goes last
             if name != keep:
                 with contextlib.suppress(FileNotFoundError):

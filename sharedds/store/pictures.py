@@ -12,6 +12,7 @@ from sharedds.codecs import DEFAULT_MAX_PIXELS, decode
 from sharedds.errors import DecodeError, ImageTooLargeError
 from sharedds.store.array_meta import ArrayMeta, LevelMeta
 from sharedds.store.arrays import ChunkedArray
+from sharedds.store.joined import OpenedShards
 from sharedds.store.opened import OpenedStore
 from sharedds.store.regions import Owner
 
@@ -19,7 +20,7 @@ __all__ = ["as_array", "picture"]
 
 
 def picture(
-    opened: OpenedStore, attrs: Mapping[str, Any], name: str, position: int
+    opened: OpenedStore | OpenedShards, attrs: Mapping[str, Any], name: str, position: int
 ) -> npt.NDArray[Any] | None:
     """Return a picture, (H, W, C); None where the sample has none.
 

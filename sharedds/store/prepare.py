@@ -121,6 +121,20 @@ class Preparer:
             sample.rows.append(("@key@hash", checksum(sample.key)))
         return sample
 
+    def require_fitting(self, sample: Sample) -> None:
+        """Refuse a sample of another store that does not go with those before it.
+
+        Raises:
+            SchemaError: One has a key and the other none, or arrays have other dimensions.
+        """
+        if self.keyed is not None and self.keyed != (sample.key is not None):
+            raise sample.refusal(SchemaError("give a key to every sample or to none"), None)
+        for name, kind in sample.learned.items():
+            known = self.ragged.get(name, kind)
+            if known != kind:
+                text = f"{kind.dtype} of {kind.dimensions} dimensions, those before: {known}"
+                raise sample.refusal(SchemaError(text), name)
+
     def accept(self, sample: Sample) -> None:
         """Remember what this sample decides; it has been written."""
         self.ragged |= sample.learned

@@ -25,6 +25,7 @@ from sharedds.store.arrays import ChunkedArray, Owner
 from sharedds.store.block_cache import BlockCache
 from sharedds.store.columns import Column, TextColumn
 from sharedds.store.header import Header
+from sharedds.store.joined import OpenedShards, open_shards
 from sharedds.store.layout import FieldSpec
 from sharedds.store.opened import OpenedStore, resolve
 from sharedds.store.pictures import as_array, picture
@@ -42,7 +43,7 @@ _KNOWN = 64  # arrays of tiles that are known in a process, of a few kB each
 
 
 class Store:
-    """A sealed store, opened read-only.
+    """A sealed store, one file or a folder of shards, opened read-only.
 
     It holds a path; the file is mapped on first use, once for each process, whoever opens it. It
     pickles to a few hundred bytes and may be made before workers start, by any start method.
@@ -56,8 +57,8 @@ class Store:
     the process (SIGBUS). Copy what you keep for long from files that others may truncate.
 
     Args:
-        path: The file, or a folder with ``data.mdb``. ``~`` is expanded; a relative path stays
-            right when the process changes its folder.
+        path: The file, or a folder with ``data.mdb`` or with shards. ``~`` is expanded; a relative
+            path stays right when the process changes its folder.
 
     Raises:
         StoreNotFoundError: Nothing is there; nothing is created.
@@ -74,10 +75,12 @@ class Store:
         self._digest = self.opened.header.digest
 
     @per_process
-    def opened(self) -> OpenedStore:
-        """The open file, in this process."""
-        opened = OpenedStore(self.path)
+    def opened(self) -> OpenedStore | OpenedShards:
+        """The open file, or the index of shards, in this process."""
         expected = self.__dict__.get("_digest")
+        if os.path.isdir(self.path):
+            return open_shards(self.path, expected)
+        opened = OpenedStore(self.path)
         if expected is not None and expected != opened.header.digest:
             raise StoreChangedError(
                 f"{self.path} was replaced by another store since this object was made "
@@ -136,6 +139,11 @@ class Store:
         return self.opened.header.digest
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of its file, or of all its shards."""
+        return self.opened.nbytes
+
+    @property
     def fields(self) -> tuple[str, ...]:
         """Names of the fields, in schema order."""
         return tuple(self.opened.fields)
@@ -143,7 +151,7 @@ class Store:
     @property
     def classes(self) -> TextColumn | None:
         """Class names by number, or None when the store has none."""
-        return self.opened.text("@classes") if "@classes" in self.opened.specs else None
+        return self.opened.text("@classes") if self.opened.has_classes else None
 
     def column(self, name: str) -> Column:
         """Return the column of a scalar or fixed-shape field.
@@ -264,8 +272,7 @@ class Store:
         They count as memory of the process (in RSS and PSS) until then, though the system could
         take them at any time. Views stay as they are: what is touched again is mapped again.
         """
-        file = self.opened.file
-        file.release(0, file.size)
+        self.opened.release()
 
     # --- samples ---
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 import lmdb
@@ -12,13 +12,22 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from sharedds.errors import SampleKeyError, SharedDSError, StoreError
+from sharedds.errors import (
+    SampleKeyError,
+    SchemaError,
+    SharedDSError,
+    StoreError,
+    StoreFormatError,
+)
 from sharedds.handles import Passing, open_environment
 from sharedds.progress import Progress
+from sharedds.store.joined import OpenedShards
 from sharedds.store.layout import CHUNK_KEY, CHUNKS
+from sharedds.store.opened import OpenedStore
 from sharedds.store.pages import Tree
 from sharedds.store.reader import Store
 from sharedds.store.seal import DERIVED_COLUMNS, digest_lines, digest_of
+from sharedds.store.sharding import digest_of_shards, key_order
 from sharedds.store.structure import check_structure
 
 __all__ = ["Problem", "VerifyReport", "verify"]
@@ -91,9 +100,18 @@ def verify(
             is wrong.
     """
     store = Store(path)
-    check = _Check(store)
+    opened = store.opened
+    if isinstance(opened, OpenedShards):
+        return _verify_shards(opened, untrusted=untrusted, progress=progress)
+    return _verify_file(store, opened, untrusted=untrusted, progress=progress)
+
+
+def _verify_file(
+    store: Store, opened: OpenedStore, *, untrusted: bool, progress: bool | None
+) -> VerifyReport:
+    check = _Check(store, opened)
     if untrusted:
-        check_structure(store.opened.pages, Passing(store.opened.file).passed)
+        check_structure(opened.pages, Passing(opened.file).passed)
     check.columns()
     with Progress("verifying", total=store.header.entries, unit="values", enabled=progress) as bar:
         check.entries(bar)
@@ -114,12 +132,67 @@ def verify(
     )
 
 
+def _verify_shards(joined: OpenedShards, *, untrusted: bool, progress: bool | None) -> VerifyReport:
+    """Check each file by itself, then that together they are what the index says."""
+    problems: list[Problem] = []
+    count = nbytes = 0
+    for number, base in enumerate(joined.samples.bounds[:-1]):
+        shard = joined.index.shards[number]
+        try:
+            joined.shard(number)  # compared with the index
+            store = Store(os.path.join(joined.path, shard.file))
+            opened = store.opened
+            if not isinstance(opened, OpenedStore):
+                raise StoreFormatError(f"{store.path} is a folder, not a shard", path=store.path)
+            one = _verify_file(store, opened, untrusted=untrusted, progress=progress)
+        except StoreError as error:
+            count += 1
+            problems.append(Problem(text=str(error)))
+            continue
+        count, nbytes = count + one.problem_count, nbytes + one.bytes
+        for found in one.problems[: max(0, _SHOWN - len(problems))]:
+            sample = None if found.sample is None else found.sample + base
+            problems.append(replace(found, text=f"{shard.file}: {found.text}", sample=sample))
+    if not count:
+        for text in _problems_of_whole(joined):
+            count += 1
+            problems.append(Problem(text=text))
+    return VerifyReport(
+        path=joined.path,
+        samples=joined.index.samples,
+        entries=joined.index.entries,
+        bytes=nbytes,
+        digest=joined.index.digest,
+        problems=tuple(problems),
+        problem_count=count,
+    )
+
+
+def _problems_of_whole(joined: OpenedShards) -> Iterator[str]:
+    edits = joined.index.edits
+    try:
+        if edits is not None:
+            joined.side_car()
+            for found in verify(os.path.join(joined.path, edits.file), progress=False).problems:
+                yield f"{edits.file}: {found.text}"
+        digest = digest_of_shards(joined)
+        if digest != joined.index.digest:
+            yield f"the content digest is {digest}, the index says {joined.index.digest}"
+        if joined.header.keyed:
+            mine, order = joined.key_index()
+            hashes, samples = key_order(joined)
+            if not np.array_equal(mine, hashes) or not np.array_equal(order, samples):
+                yield "the file of the keys does not agree with the keys"
+    except (StoreError, SchemaError) as error:
+        yield str(error)
+
+
 class _Check:
     """One check under way: what was found so far."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, opened: OpenedStore) -> None:
         self.store = store
-        self.opened = store.opened
+        self.opened = opened
         self.problems: list[Problem] = []
         self.count = 0
         self.bytes = 0

@@ -8,6 +8,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -136,8 +137,12 @@ class StoreWriter:
                 self._ends[name] = int.from_bytes(log.last(name, 8), "little") if size else 0
                 if not size:
                     log.buffers[name] += bytes(8)
+        self._chunk_bytes = 0
         if not samples:
             return
+        if "@entries" in log.buffers:
+            records = np.frombuffer(b"".join(log.read("@entries")), "<u8")
+            self._chunk_bytes = int(records[::2].sum())
         self._preparer.keyed = log.size("@key@ends") > 8
         for spec in self._fields:
             if spec.kind == "ragged":
@@ -155,6 +160,11 @@ class StoreWriter:
                         path=self._partial.folder,
                     )
                 self._wide_rows[spec.name] += data
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the chunks and long rows that were written."""
+        return self._chunk_bytes + self._samples * sum(spec.row_bytes for spec in self._wide)
 
     def __len__(self) -> int:
         """Number of samples written, also by an earlier run that is being resumed."""
@@ -201,6 +211,21 @@ class StoreWriter:
             self._require_open()
             self._add(sample, key)
 
+    def add_stored(self, sample: Sample) -> None:
+        """Append a sample of another store as it is stored there; nothing is decoded.
+
+        Args:
+            sample: What :func:`sharedds.store.copying.stored_sample` returned.
+
+        Raises:
+            SchemaError: It does not fit to what is here.
+        """
+        self._require_home()
+        with self._lock:
+            self._require_open()
+            self._preparer.require_fitting(sample)
+            self._add_prepared(replace(sample, number=self._samples))
+
     def _require_home(self) -> None:
         if not self._home:
             raise StoreError(
@@ -214,7 +239,9 @@ class StoreWriter:
             raise StoreError(f"{self.path}: the writer is closed", path=self.path)
 
     def _add(self, sample: Mapping[str, Any], key: Any) -> None:
-        prepared = self._preparer.prepare(self._samples, sample, key)
+        self._add_prepared(self._preparer.prepare(self._samples, sample, key))
+
+    def _add_prepared(self, prepared: Sample) -> None:
         try:
             refusal = self._write(prepared)
         except BaseException as error:
@@ -265,6 +292,7 @@ class StoreWriter:
             buffers["@entries"] += records
             buffers["@counts"] += struct.pack(f"<{len(counts)}I", *counts)
             self._entries += sum(counts)
+            self._chunk_bytes += sum(length for length, _ in struct.iter_unpack("<QQ", records))
         for name, data in prepared.rows:
             buffers[name] += data
             self._uncommitted += len(data)

@@ -22,7 +22,7 @@ from sharedds.ingest.images.prepare import FORMATS, MODES, ImageRecipe, ImageRes
 from sharedds.ingest.packing import REFUSED_EARLIER, Packing, bad_file, bad_of, left_out_of
 from sharedds.ingest.report import FailureLog
 from sharedds.progress import Progress
-from sharedds.store import Store, StoreWriter
+from sharedds.store import Store, Writer, store_writer
 from sharedds.store.duplicates import Duplicates
 from sharedds.text import printable
 
@@ -143,10 +143,11 @@ class ImageJob:
         position = int(self.order[at])
         self._refuse(position, self._prepare(position))
 
-    def writer(self) -> StoreWriter:
+    def writer(self) -> Writer:
         """Return the writer of the store."""
-        return StoreWriter(
+        return store_writer(
             self.packing.path,
+            cut=self.packing.cut(self.count()),
             schema=self.recipe.schema(labels=self.labels is not None),
             classes=self.classes,
             attrs={
@@ -161,7 +162,7 @@ class ImageJob:
             resume=self.work,
         )
 
-    def write(self, writer: StoreWriter, bar: Progress, start: int) -> None:
+    def write(self, writer: Writer, bar: Progress, start: int) -> None:
         """Prepare and write the pictures from ``start`` on."""
         bar.total = len(self.index) - start
         with contextlib.closing(self._results(start)) as results:
@@ -214,7 +215,7 @@ class ImageJob:
             return ImageResult(None, {}, 0, _UNNAMED)
         return self._ingester(self.index.location(position))
 
-    def _take(self, writer: StoreWriter, position: int, result: ImageResult) -> None:
+    def _take(self, writer: Writer, position: int, result: ImageResult) -> None:
         self.outcome.source_bytes += result.source_bytes
         if result.value is None:
             bad = self._refuse(position, result)

@@ -51,6 +51,8 @@ def pack_images(
     on_error: Literal["skip", "raise"] = "skip",
     against: PathLike | Iterable[PathLike] = (),
     workers: int | None = None,
+    shards: int | None = None,
+    shard_size: int | str | None = None,
     force: bool = False,
     dry_run: bool = False,
     report: str | os.PathLike[str] | None = None,
@@ -90,6 +92,8 @@ def pack_images(
         on_error: ``"skip"`` bad files and report them, or ``"raise"`` at the first.
         against: A store, or several, to look for the same pictures in (a test set, say).
         workers: Threads that decode and encode; by default one for each CPU.
+        shards: Write a folder of at most so many files; see ``docs/shards.md``.
+        shard_size: Or of files of so many bytes, such as ``"16GiB"``.
         force: Replace an existing file, in one step at the end; who has it open goes on reading it.
         dry_run: Scan and estimate only; nothing is written.
         report: Where the JSONL report goes; by default ``OUT.report.jsonl``.
@@ -134,6 +138,8 @@ def pack_images(
         out,
         on_error=on_error,
         workers=workers,
+        shards=shards,
+        shard_size=shard_size,
         force=force,
         dry_run=dry_run,
         report=report,

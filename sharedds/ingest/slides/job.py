@@ -24,7 +24,7 @@ from sharedds.ingest.slides.shapes import Shapes, read_shapes
 from sharedds.ingest.slides.spool import TileSpool, remove_spool, spool_path
 from sharedds.packed import encode_text
 from sharedds.progress import Progress
-from sharedds.store import Store, StoreWriter
+from sharedds.store import Store, Writer, store_writer
 from sharedds.store.duplicates import Duplicates
 from sharedds.text import printable
 
@@ -172,11 +172,12 @@ class SlideJob:
         """Note a slide that an earlier run has refused; it is not read again for the reason."""
         self._refuse(self.slides[at], REFUSED_EARLIER)
 
-    def writer(self) -> StoreWriter:
+    def writer(self) -> Writer:
         """Return the writer of the store."""
         channels = self.slides[0].file.header.channels
-        return StoreWriter(
+        return store_writer(
             self.packing.path,
+            cut=self.packing.cut(len(self)),
             schema=self.recipe.schema(self.codec, labelled=self.labelled, channels=channels),
             attrs={
                 "kind": "slide",
@@ -190,7 +191,7 @@ class SlideJob:
             resume=self.work,
         )
 
-    def write(self, writer: StoreWriter, bar: Progress, start: int) -> None:
+    def write(self, writer: Writer, bar: Progress, start: int) -> None:
         """Prepare and write the slides from ``start`` on; one that was begun is gone on with."""
         left = self.slides[start:]
         bar.total = sum(self.plans[slide.key].tiles for slide in left)
@@ -198,7 +199,7 @@ class SlideJob:
             self._pack(writer, bar, slide)
         remove_spool(self.packing.path)  # of a run that was killed after its last slide
 
-    def _pack(self, writer: StoreWriter, bar: Progress, slide: FoundSlide) -> None:
+    def _pack(self, writer: Writer, bar: Progress, slide: FoundSlide) -> None:
         raises = self.packing.on_error == "raise"
         work = SlideWork(
             file=slide.file,

@@ -33,6 +33,8 @@ def pack_slides(
     include_hidden: bool = False,
     on_error: Literal["skip", "raise"] = "skip",
     workers: int | None = None,
+    shards: int | None = None,
+    shard_size: int | str | None = None,
     force: bool = False,
     dry_run: bool = False,
     report: PathLike | None = None,
@@ -69,6 +71,8 @@ def pack_slides(
             and both are reported; or ``"raise"`` at the first.
         workers: Threads; by default one for each CPU, 16 at most. The content does not depend on
             it.
+        shards: Write a folder of at most so many files; see ``docs/shards.md``.
+        shard_size: Or of files of so many bytes, such as ``"16GiB"``.
         force: Replace an existing file, in one step at the end.
         dry_run: Read headers and estimate only; nothing is written.
         report: Where the JSONL report goes; by default ``OUT.report.jsonl``.
@@ -102,6 +106,8 @@ def pack_slides(
         on_error=on_error,
         workers=workers,
         most_workers=_MOST_WORKERS,
+        shards=shards,
+        shard_size=shard_size,
         force=force,
         dry_run=dry_run,
         report=report,

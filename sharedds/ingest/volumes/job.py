@@ -29,7 +29,7 @@ from sharedds.ingest.volumes.recipe import Codecs, VolumeRecipe
 from sharedds.ingest.volumes.scan import Found
 from sharedds.packed import encode_text
 from sharedds.progress import Progress
-from sharedds.store import Store, StoreWriter
+from sharedds.store import Store, Writer, store_writer
 from sharedds.store.duplicates import Duplicates
 from sharedds.text import printable
 
@@ -135,12 +135,13 @@ class VolumeJob:
             prepared.reason = REFUSED_EARLIER
         self._refuse(prepared)
 
-    def writer(self) -> StoreWriter:
+    def writer(self) -> Writer:
         """Return the writer of the store; cases are tried first where a codec is to be chosen."""
         self._ahead, self._codecs = self._tried()
         names = {str(number): name for number, name in self.description.classes.items()}
-        return StoreWriter(
+        return store_writer(
             self.packing.path,
+            cut=self.packing.cut(len(self)),
             schema=self.recipe.schema(self._codecs, labels=self.labels, groups=self.groups),
             attrs={
                 "kind": "volume",
@@ -154,7 +155,7 @@ class VolumeJob:
             resume=self.work,
         )
 
-    def write(self, writer: StoreWriter, bar: Progress, start: int) -> None:
+    def write(self, writer: Writer, bar: Progress, start: int) -> None:
         """Prepare and write the cases from ``start`` on."""
         bar.total = len(self.cases) - start
         for prepared in self._ahead:
@@ -184,7 +185,7 @@ class VolumeJob:
                 break
         return ahead, codecs_for(each.sample or {} for each in ahead)
 
-    def _take(self, writer: StoreWriter, prepared: Prepared) -> None:
+    def _take(self, writer: Writer, prepared: Prepared) -> None:
         case = prepared.case
         self.outcome.source_bytes += prepared.nbytes
         if prepared.sample is not None:

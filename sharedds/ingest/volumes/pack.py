@@ -46,6 +46,8 @@ def pack_volumes(
     include_hidden: bool = False,
     on_error: Literal["skip", "raise"] = "skip",
     workers: int | None = None,
+    shards: int | None = None,
+    shard_size: int | str | None = None,
     force: bool = False,
     dry_run: bool = False,
     report: PathLike | None = None,
@@ -81,6 +83,8 @@ def pack_volumes(
         include_hidden: Also look at files and folders whose name begins with a dot.
         on_error: ``"skip"`` bad cases and report them, or ``"raise"`` at the first.
         workers: Threads that unpack and check; by default one for each CPU, 8 at most.
+        shards: Write a folder of at most so many files; see ``docs/shards.md``.
+        shard_size: Or of files of so many bytes, such as ``"16GiB"``.
         force: Replace an existing file, in one step at the end.
         dry_run: Read headers and estimate only; nothing is written.
         report: Where the JSONL report goes; by default ``OUT.report.jsonl``.
@@ -119,6 +123,8 @@ def pack_volumes(
         on_error=on_error,
         workers=workers,
         most_workers=_MOST_WORKERS,
+        shards=shards,
+        shard_size=shard_size,
         force=force,
         dry_run=dry_run,
         report=report,
