@@ -103,6 +103,8 @@ def _show(found: StoreInfo, *, show_all: bool) -> None:
         f"format {found.format_version}"
     )
     echo(f"  digest       {found.digest}")
+    if found.shards:
+        echo(f"  shards       {found.shards:,}")
     recipe = found.attrs.get("recipe")
     if isinstance(recipe, dict):
         proof = "decoding" if recipe.get("check") == "decode" else "the header alone"
