@@ -31,9 +31,9 @@ _json = click.option(
 @_dry_run
 @_json
 def merge(sources: tuple[str, ...], out: str, *, as_json: bool, **options: Any) -> int:
-    """Copy all samples of STORE... into OUT, as they are stored: one file, or a folder of shards.
+    """Copy all samples of STORE... into OUT: one file, or a folder of shards.
 
-    Fields and class names must be the same; keys must be unique in all of them.
+    They are copied as they are stored, not decoded. Fields and class names must be the same; keys must be unique in all of them.
     """
     from sharedds.store import merge as merge_stores  # noqa: PLC0415 - help stays quick
 
@@ -49,7 +49,7 @@ def merge(sources: tuple[str, ...], out: str, *, as_json: bool, **options: Any) 
 @_dry_run
 @_json
 def split(store: str, out: str, *, as_json: bool, **options: Any) -> int:
-    """Copy STORE into several in the folder OUT, as it is stored."""
+    """Copy STORE into several in the folder OUT: by count, column or group."""
     from sharedds.store import split as split_store  # noqa: PLC0415 - help stays quick
 
     return _tell(split_store(store, out, **options), as_json=as_json)
@@ -61,7 +61,7 @@ def split(store: str, out: str, *, as_json: bool, **options: Any) -> int:
 @_dry_run
 @_json
 def append(store: str, sources: tuple[str, ...], *, as_json: bool, **options: Any) -> int:
-    """Append the stores SOURCE... to the sharded STORE, as new shards.
+    """Append stores to the sharded STORE, as new shards.
 
     What is there is not touched: who has STORE open goes on reading what it was.
     """
@@ -76,9 +76,10 @@ def append(store: str, sources: tuple[str, ...], *, as_json: bool, **options: An
 @_dry_run
 @_json
 def edit(store: str, table: str, *, as_json: bool, **options: Any) -> int:
-    """Change columns of the sharded STORE as the CSV file TABLE says, in a file beside the shards.
+    """Change labels, keys and other columns of the sharded STORE.
 
-    Its column key says which sample; each other one is a column of STORE, or new_key.
+    The CSV file TABLE says how: its column key says which sample; each other one is a column of
+    STORE, or new_key. What is new goes into a file beside the shards.
     """
     from sharedds.store import edit as edit_store  # noqa: PLC0415 - help stays quick
 
