@@ -33,7 +33,8 @@ _json = click.option(
 def merge(sources: tuple[str, ...], out: str, *, as_json: bool, **options: Any) -> int:
     """Copy all samples of STORE... into OUT: one file, or a folder of shards.
 
-    They are copied as they are stored, not decoded. Fields and class names must be the same; keys must be unique in all of them.
+    They are copied as they are stored, not decoded. Fields and class names must be the same; keys
+    must be unique in all of them.
     """
     from sharedds.store import merge as merge_stores  # noqa: PLC0415 - help stays quick
 

@@ -247,7 +247,7 @@ class Packing:
         if not self.dry_run:
             store = Store(self.path)
             self.outcome.digest = store.digest
-            self.outcome.bytes = store.nbytes
+            self.outcome.bytes = store.opened.nbytes
             duplicates = job.look(store)
         self._report(job, failures, duplicates)
         return self.outcome

@@ -193,7 +193,7 @@ def info(path: str | os.PathLike[str]) -> StoreInfo:
         path=store.path,
         format_version=header.version,
         samples=len(store),
-        bytes=store.nbytes,
+        bytes=store.opened.nbytes,
         digest=store.digest,
         keyed=header.keyed,
         fields=tuple(_fields_of_all(store)),

@@ -320,7 +320,7 @@ class OpenedShards:
 
     def entries(
         self, first: int, numbers: Sequence[int], sample: int, field: str, *, once: bool = False
-    ) -> Iterator[memoryview]:
+    ) -> Iterator[tuple[memoryview, int]]:
         """Yield the bytes of many entries of one sample, each compared just before."""
         part, _ = self.samples.find(sample)
         at = first - self.entry_places.bounds[part]

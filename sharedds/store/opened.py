@@ -15,6 +15,7 @@ from sharedds.errors import (
     IncompleteStoreError,
     SampleKeyError,
     SharedDSError,
+    StoreChangedError,
     StoreFormatError,
     StoreNotFoundError,
 )
@@ -35,7 +36,7 @@ from sharedds.store.pages import Pages, Tree, is_lmdb
 from sharedds.store.partial import is_partial, partial_path
 from sharedds.store.shard_index import holds_shards
 
-__all__ = ["OpenedStore", "holds_store", "resolve"]
+__all__ = ["OpenedStore", "holds_store", "open_file", "resolve"]
 
 _LONG = 256 << 10  # bytes of an entry
 _TOGETHER = 64 << 10  # bytes of the column of entries that are read at once
@@ -88,6 +89,26 @@ def resolve(path: str | os.PathLike[str]) -> str:
             path=full,
         )
     return full
+
+
+def open_file(path: str, digest: str | None = None) -> OpenedStore:
+    """Open a store of one file.
+
+    Args:
+        path: The file.
+        digest: The content that is wanted; by default what is there.
+
+    Raises:
+        StoreChangedError: It holds other content.
+    """
+    opened = OpenedStore(path)
+    if digest not in (None, opened.header.digest):
+        raise StoreChangedError(
+            f"{path} was replaced by another store since this object was made "
+            f"(digest {opened.header.digest}, expected {digest}); make the dataset anew",
+            path=path,
+        )
+    return opened
 
 
 class OpenedStore:

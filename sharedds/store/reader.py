@@ -15,7 +15,6 @@ from sharedds.errors import (
     SampleIndexError,
     SampleKeyError,
     SchemaError,
-    StoreChangedError,
     StoreFormatError,
 )
 from sharedds.handles import per_process
@@ -27,7 +26,7 @@ from sharedds.store.columns import Column, TextColumn
 from sharedds.store.header import Header
 from sharedds.store.joined import OpenedShards, open_shards
 from sharedds.store.layout import FieldSpec
-from sharedds.store.opened import OpenedStore, resolve
+from sharedds.store.opened import OpenedStore, open_file, resolve
 from sharedds.store.pictures import as_array, picture
 from sharedds.store.requests import (
     checked_requests,
@@ -57,8 +56,8 @@ class Store:
     the process (SIGBUS). Copy what you keep for long from files that others may truncate.
 
     Args:
-        path: The file, or a folder with ``data.mdb`` or with shards. ``~`` is expanded; a relative
-            path stays right when the process changes its folder.
+        path: The file, or a folder with ``data.mdb`` or shards. ``~`` is expanded; a relative path
+            stays right when the process changes its folder.
 
     Raises:
         StoreNotFoundError: Nothing is there; nothing is created.
@@ -77,17 +76,9 @@ class Store:
     @per_process
     def opened(self) -> OpenedStore | OpenedShards:
         """The open file, or the index of shards, in this process."""
-        expected = self.__dict__.get("_digest")
-        if os.path.isdir(self.path):
-            return open_shards(self.path, expected)
-        opened = OpenedStore(self.path)
-        if expected is not None and expected != opened.header.digest:
-            raise StoreChangedError(
-                f"{self.path} was replaced by another store since this object was made "
-                f"(digest {opened.header.digest}, expected {expected}); make the dataset anew",
-                path=self.path,
-            )
-        return opened
+        digest = self.__dict__.get("_digest")
+        opening = open_shards if os.path.isdir(self.path) else open_file
+        return opening(self.path, digest)
 
     @per_process
     def _scratch(self) -> Scratch:
@@ -137,11 +128,6 @@ class Store:
     def digest(self) -> str:
         """The content digest: equal for equal content, however it was packed."""
         return self.opened.header.digest
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its file, or of all its shards."""
-        return self.opened.nbytes
 
     @property
     def fields(self) -> tuple[str, ...]:

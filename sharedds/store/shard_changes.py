@@ -186,7 +186,7 @@ def edit(
                     writer.add(values or {"unused": 0}, key=name)
             made = Store(path)
             file = f"edits-{made.digest}.lmdb"
-            size = made.nbytes
+            size = made.opened.nbytes
             os.replace(path, os.path.join(joined.path, file))
             edits = Edits(
                 file=file,
