@@ -14,6 +14,7 @@ from PIL import Image
 import sharedds.store.layout
 import sharedds.store.writer
 from sharedds.store import ArrayValue, Field, Store, StoreWriter
+from sharedds.store.opened import OpenedStore
 
 __all__ = [
     "HEAD",
@@ -23,6 +24,7 @@ __all__ = [
     "everything",
     "jpeg",
     "key_of",
+    "opened_file",
     "png",
     "sample",
     "write",
@@ -45,6 +47,12 @@ SCHEMA: dict[str, str | Field] = {
     "blob": "bytes",
     "extra": "json",
 }
+
+
+def opened_file(store: Store) -> OpenedStore:
+    """The open file of a store that is one, and no folder of shards."""
+    assert isinstance(store.opened, OpenedStore)
+    return store.opened
 
 
 def picture(number: int, side: int = 16) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from attacks import PAGE, damage, outcome
 from processes import python
-from stores import everything, key_of, write
+from stores import everything, key_of, opened_file, write
 
 from sharedds.errors import (
     SharedDSError,
@@ -103,7 +103,7 @@ def test_a_flipped_bit_is_noticed_or_does_no_harm(
 def regions(good: Path) -> dict[str, tuple[int, int]]:
     """Return (offset, length) of places that matter in a store."""
     store = Store(good)
-    opened = store.opened
+    opened = opened_file(store)
     pages = opened.pages
     found = {"meta 0": (0, 200), "meta 1": (PAGE, 200)}
     for name in ("header", "columns", "chunks"):
@@ -197,7 +197,7 @@ def test_verify_names_the_damaged_value(path: Path, field: str, *, untrusted: bo
 
 def test_verify_names_a_damaged_row(path: Path) -> None:
     """Long rows have a checksum each."""
-    offset, _ = Store(path).opened._locate("pixels", 0)
+    offset, _ = opened_file(Store(path))._locate("pixels", 0)
     damage(path, offset + 7 * 4800)
     (problem,) = verify(path).problems
     assert (problem.sample, problem.field) == (7, "pixels")
@@ -205,7 +205,7 @@ def test_verify_names_a_damaged_row(path: Path) -> None:
 
 def test_a_gather_of_long_rows_is_checked(path: Path) -> None:
     """A batch, a slice and the whole column as well as a single row; others stay readable."""
-    offset, _ = Store(path).opened._locate("pixels", 0)
+    offset, _ = opened_file(Store(path))._locate("pixels", 0)
     damage(path, offset + 7 * 4800)
     column = Store(path).column("pixels")
     for index in (7, [1, 7], slice(5, 9), slice(None, None, 7)):
@@ -217,7 +217,7 @@ def test_a_gather_of_long_rows_is_checked(path: Path) -> None:
 @pytest.mark.parametrize("column", ["label", "caption", "@key", "@first", "volume@meta@ends"])
 def test_verify_names_a_damaged_column(path: Path, column: str) -> None:
     """The column and the rows that share a checksum."""
-    offset, _ = Store(path).opened._locate(column, 0)
+    offset, _ = opened_file(Store(path))._locate(column, 0)
     damage(path, offset + 1)
     report = verify(path)
     assert report.problems[0].field == column

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from attacks import PAGE, damage
-from stores import HEAD
+from stores import HEAD, opened_file
 
 from sharedds.errors import (
     SharedDSError,
@@ -46,7 +46,7 @@ def tall(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with StoreWriter(path, schema={"image": "keep"}) as writer:
         for number in range(300):
             writer.add({"image": HEAD + number.to_bytes(2, "big") * 20})
-    pages = Store(path).opened.pages
+    pages = opened_file(Store(path)).pages
     tree = pages.database("chunks")
     assert tree is not None
     assert tree.depth == 2

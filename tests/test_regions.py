@@ -13,6 +13,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
+from stores import opened_file
 
 import sharedds.codecs.blocks
 import sharedds.codecs.frames
@@ -400,7 +401,7 @@ def test_neighbouring_blocks_are_asked_for_together(
     store = Store(tmp_path / "x.lmdb")
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(
-        type(store.opened.file), "advise", lambda _self, ranges: asked.extend(ranges)
+        type(opened_file(store).file), "advise", lambda _self, ranges: asked.extend(ranges)
     )
     array.patch((0, 0, 0), (64, 64, 128))
     assert len(asked) == 4

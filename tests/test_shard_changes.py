@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,7 +66,7 @@ def test_merged_stores_hold_what_they_held(tmp_path: Path) -> None:
     """Every kind of field keeps its bytes, and the digest is that of a store written in one go."""
     schema = SCHEMA | {"boxes": "array:float32"}
     for name, numbers in (("a", range(5)), ("b", range(5, 12))):
-        options = {"classes": ["a", "b\udcfe"], "attrs": {"root": "/src"}}
+        options: Any = {"classes": ["a", "b\udcfe"], "attrs": {"root": "/src"}}
         with StoreWriter(tmp_path / name, schema=schema, **options) as writer:
             for number in numbers:
                 writer.add(sample(number), key=key_of(number))

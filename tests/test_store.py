@@ -10,7 +10,7 @@ from typing import Any
 import lmdb
 import numpy as np
 import pytest
-from stores import SCHEMA, everything, jpeg, key_of, png, sample, write
+from stores import SCHEMA, everything, jpeg, key_of, opened_file, png, sample, write
 
 from sharedds.errors import (
     SampleIndexError,
@@ -129,16 +129,16 @@ def test_advice_names_the_bytes_that_are_read(
 ) -> None:
     """The kernel is asked for the very ranges where the values lie, in file order."""
     asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(store.opened.file, "advise", asked.extend)
+    monkeypatch.setattr(opened_file(store).file, "advise", asked.extend)
     store.advise("photo", [9, 2, 5])
-    view = store.opened.file.view
+    view = opened_file(store).file.view
     assert [bytes(view[at : at + size]) for at, size in asked] == [jpeg(2), jpeg(5), jpeg(9)]
 
 
 def test_what_is_read_is_a_view(store: Store) -> None:
     """Bytes are not copied, and cannot be changed."""
     data = store.read("photo", 0)
-    assert data.obj is store.opened.file.view.obj
+    assert data.obj is opened_file(store).file.view.obj
     assert data.readonly
 
 

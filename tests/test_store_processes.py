@@ -22,7 +22,7 @@ import lmdb
 import numpy as np
 import pytest
 from processes import METHODS, descriptors, in_process, mounted, python, started
-from stores import HEAD, jpeg, key_of
+from stores import HEAD, jpeg, key_of, opened_file
 
 from sharedds.memory import process_memory
 from sharedds.store import Store, StoreWriter
@@ -126,7 +126,7 @@ def test_one_file_is_open_once_in_a_process(path: Path, tmp_path: Path) -> None:
     before = descriptors()
     a, b, c = Store(path), Store(os.path.relpath(path)), Store(tmp_path / "link.lmdb")
     one = descriptors()
-    assert a.opened.file is b.opened.file is c.opened.file
+    assert opened_file(a).file is opened_file(b).file is opened_file(c).file
     wanted = expected(list(range(60)))
     del a
     with ThreadPoolExecutor(4) as pool:
