@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,6 @@ import torch
 from streams import fork, same, stream
 from torch.utils.data import Dataset
 
-from sharedds.errors import SampleError
 from sharedds.generators.numpy_state import NumPyState
 from sharedds.generators.python_state import PythonState
 from sharedds.generators.seeding import GlobalSeeding
@@ -178,11 +178,27 @@ def through_its_module() -> float:
     return float(torch.rand((), dtype=torch.float64, generator=module.default_generator))
 
 
+def checked() -> float:
+    """The same, by somebody who looks at what it is, and reports errors as his own."""
+    module: Any = torch.random
+    if type(module.default_generator) is not torch.Generator:
+        raise RuntimeError("a generator is needed")
+    return through_its_module()
+
+
+def in_a_thread() -> float:
+    """The seed, as a thread of the dataset's own reads it."""
+    with ThreadPoolExecutor(1) as threads:
+        return float(threads.submit(torch.initial_seed).result())
+
+
 READS: dict[str, Callable[[], float]] = {
     "initial_seed": lambda: float(torch.initial_seed()),
     "get_rng_state": lambda: float(torch.get_rng_state()[:8].view(torch.int64)),
     "fork_rng": forked,
     "default_generator": through_its_module,
+    "checked": checked,
+    "thread": in_a_thread,
 }
 
 
@@ -198,15 +214,31 @@ def test_what_torch_tells_without_a_draw_is_that_of_the_sample(name: str, every:
             assert found[index] == expected(read, index)
 
 
-def test_torch_is_left_as_it_is() -> None:
-    """What notices who asks for the generator stands in its place for a batch only."""
+class AtOnce(Seldom):
+    """Makes all samples of a batch by one call."""
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[int, float]]:
+        """Return samples, with a draw from the generator that torch's module names."""
+        return [(index, through_its_module()) for index in indices]
+
+
+def test_a_batch_made_by_one_call_may_pass_the_generator_on() -> None:
+    """It draws what it does where everything is seeded."""
+    (first, *_) = build_loader(AtOnce(torch.seed), batch_size=16, num_workers=0, shuffle=False)
+    assert float(first[1][0]) == expected(through_its_module, 0)
+
+
+def test_torch_keeps_its_generator_in_its_place() -> None:
+    """Other threads may pass it on at any time: also while a sample is made."""
     module: Any = torch.random
-    list(build_loader(Seldom(DRAWS["torch"], every=1000), batch_size=16, num_workers=0))
-    assert module.default_generator is torch.default_generator
-    loader = build_loader(Replacing(DRAWS["torch"]), batch_size=16, num_workers=0)
-    with pytest.raises(SampleError):
-        list(loader)
-    assert module.default_generator is torch.default_generator
+    seen: list[bool] = []
+
+    def look() -> float:
+        seen.append(module.default_generator is torch.default_generator)
+        return 0.0
+
+    list(build_loader(Seldom(look, every=1), batch_size=16, num_workers=0))
+    assert seen == [True] * 200
 
 
 @pytest.mark.parametrize("mode", ["sample", "batch"])

@@ -25,7 +25,6 @@ from sharedds.generators.torch_state import (
     TakenTorch,
     TorchState,
     begin_noticing,
-    end_noticing,
     times_asked,
 )
 
@@ -43,8 +42,8 @@ class SparingSeeding:
     Args:
         is_always: Whether to seed all of them always.
 
-    Between :meth:`begin` and :meth:`end`, :meth:`seed` comes before each sample of a batch, or once
-    for all of them; then :meth:`is_sound` is asked.
+    After :meth:`begin`, :meth:`seed` comes before each sample of a batch, or once for all of them;
+    then :meth:`is_sound` is asked.
 
     Attributes:
         seeds: Whether :meth:`seed` has something to do; else it need not be called.
@@ -53,8 +52,7 @@ class SparingSeeding:
     """
 
     __slots__ = (
-        *("_asked", "_drawn_numpy", "_drawn_python", "_drawn_torch", "_is_noticing"),
-        *("_is_stirred", "_left"),
+        *("_asked", "_drawn_numpy", "_drawn_python", "_drawn_torch", "_is_stirred", "_left"),
         *("_numpy", "_numpy_before", "_python", "_python_before", "_seeds_numpy", "_seeds_python"),
         *("_seeds_torch", "_source", "_torch", "_torch_before"),
         *("__weakref__", "is_careful", "is_still", "seeds"),
@@ -71,7 +69,7 @@ class SparingSeeding:
         self._drawn_python = self._drawn_numpy = self._drawn_torch = is_always
         self._seeds_python = self._seeds_numpy = self._seeds_torch = True
         self._python, self._numpy, self._torch = PythonState(), NumPyState(), TorchState()
-        self._is_noticing = self._is_stirred = False
+        self._is_stirred = False
         self._asked = 0
         self.seeds = True
         self.is_careful = False
@@ -98,15 +96,8 @@ class SparingSeeding:
         if not self._seeds_torch:
             self._torch_before = self._torch.take() if kept is None else kept.torch
         if not self._drawn_torch and not is_own:
-            self._is_noticing = True
+            begin_noticing()
             self._asked = times_asked()
-            begin_noticing(self)
-
-    def end(self) -> None:
-        """End what :meth:`begin` began, also after an error."""
-        if self._is_noticing:
-            self._is_noticing = False
-            end_noticing(self)
 
     def seed(self, number: int) -> None:
         """Seed as :meth:`~sharedds.generators.seeding.GlobalSeeding.seed` does, where needed."""
@@ -131,11 +122,6 @@ class SparingSeeding:
             or self._asked != times_asked()
             or self._torch.moved(self._torch_before)
         )
-
-    def refused(self, error: Exception) -> None:
-        """Take a sample's error into account: it may come from what stands in for a generator."""
-        if self._is_noticing and isinstance(error, TypeError):
-            self._is_stirred = self._drawn_torch = True
 
     def is_sound(self) -> bool:
         """Whether no sample of the batch drew from a generator that was not seeded.

@@ -2,22 +2,24 @@
 
 A draw shows in the state, whoever makes it, C++ too. But ``torch.initial_seed()`` and
 ``torch.get_rng_state()`` tell a seed, or let ``torch.random.fork_rng`` put all back, without a
-trace. Both look for the generator in their module, under a name of it; while somebody wants to
-know (:func:`begin_noticing`), that name stands for something that forwards to the generator and
-counts.
+trace. Both look for the generator in their module, under a name of it. From
+:func:`begin_noticing` on, their code looks under another name, for something that forwards to the
+generator and counts. The name that all see stays what it is: users pass it on as a generator, in
+other threads too.
 """
 
 from __future__ import annotations
 
 import ctypes
-import threading
+import functools
+import inspect
 from typing import Any, NamedTuple
 
 import torch
 
 from sharedds.generators.thread_random import global_torch_generator
 
-__all__ = ["TakenTorch", "TorchState", "begin_noticing", "end_noticing", "times_asked"]
+__all__ = ["TakenTorch", "TorchState", "begin_noticing", "times_asked"]
 
 
 class TakenTorch(NamedTuple):
@@ -62,12 +64,14 @@ def _bytes(state: torch.Tensor) -> bytes:
 # --- who asks ------------------------------------------------------------------------------------
 
 
-class _Asked(threading.local):
+class _Asked:
+    """Forwards to ``torch.default_generator``, and counts how often, whichever thread asks.
+
+    A dataset may make a sample in a thread of its own. That some other thread asked costs no more
+    than seeds.
+    """
+
     times = 0
-
-
-class _StandIn:
-    """Forwards to ``torch.default_generator``, and counts for each thread how often."""
 
     def __getattr__(self, name: str) -> Any:
         _asked.times += 1
@@ -75,24 +79,20 @@ class _StandIn:
 
 
 _asked = _Asked()
-_stand_in = _StandIn()
-_noticing: set[int] = set()
-_module: Any = torch.random
 
 
-def begin_noticing(who: object) -> None:
-    """Count from now on; one :func:`end_noticing` belongs to it."""
-    _noticing.add(id(who))
-    _module.default_generator = _stand_in
-
-
-def end_noticing(who: object) -> None:
-    """Let the functions of torch be as they were, once nobody wants to know."""
-    _noticing.discard(id(who))
-    if not _noticing:
-        _module.default_generator = torch.default_generator
+@functools.cache
+def begin_noticing() -> None:
+    """Count from now on, in this process; once is enough."""
+    own = "_default_generator_that_counts"
+    vars(torch.random)[own] = _asked
+    for function in map(inspect.unwrap, filter(inspect.isfunction, vars(torch.random).values())):
+        code = function.__code__
+        if "default_generator" in code.co_names:
+            names = tuple(own if name == "default_generator" else name for name in code.co_names)
+            function.__code__ = code.replace(co_names=names)
 
 
 def times_asked() -> int:
-    """Return how often this thread has asked torch's functions for the generator."""
+    """Return how often torch's functions were asked for the generator."""
     return _asked.times

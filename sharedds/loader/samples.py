@@ -258,10 +258,7 @@ class SampleReader(Dataset[Any]):
             return self._make_each(batch)
         while True:
             self._globals.begin(self._kept)
-            try:
-                samples = self._make_each(batch)
-            finally:
-                self._globals.end()
+            samples = self._make_each(batch)
             if self._globals.is_sound():
                 return samples
 
@@ -269,16 +266,13 @@ class SampleReader(Dataset[Any]):
         """What ``make`` returns, with all generators seeded by the key of the first sample."""
         while True:
             self._globals.begin(self._kept)
-            try:
-                if self._globals.seeds:
-                    self._globals.seed(batch.key(0).number("globals"))
-                if self._held:
-                    self._held.reseed(batch.key(0))
-                made = make()
-                if self._globals.is_careful:
-                    self._globals.look()
-            finally:
-                self._globals.end()
+            if self._globals.seeds:
+                self._globals.seed(batch.key(0).number("globals"))
+            if self._held:
+                self._held.reseed(batch.key(0))
+            made = make()
+            if self._globals.is_careful:
+                self._globals.look()
             if self._globals.is_sound():
                 return made
 
@@ -305,7 +299,6 @@ class SampleReader(Dataset[Any]):
                         self._globals.look()
                 except Exception as error:
                     is_sound = False
-                    self._globals.refused(error)
                     samples += self.policy.failed(error, turn.key, self)
                     if self.policy.raises:
                         break
