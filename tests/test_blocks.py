@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import subprocess
+import sys
 import tracemalloc
 from typing import Any
 
@@ -241,3 +244,33 @@ def test_options_that_do_not_exist_are_named() -> None:
         encode_block(np.array([None]), "raw", shuffle=False)
     with pytest.raises(OptionError, match="negative"):
         decode_block(b"", "raw", dtype="u1", shape=(-1, -1), shuffle=False)
+
+
+_CODED = """
+import sys, numpy as np
+from sharedds.codecs import decode_block, encode_block
+array = (np.arange(9 << 16) // 7).astype("<i2")
+for codec in ("lz4", "blosc"):
+    data = encode_block(array, codec, shuffle=True, effort=5)
+    again = decode_block(data, codec, dtype="<i2", shape=array.shape, shuffle=True)
+    print(np.array_equal(again, array))
+"""
+
+
+@pytest.mark.parametrize(
+    "variable", ["BLOSC_SHUFFLE=BITSHUFFLE", "BLOSC_COMPRESSOR=zstd", "BLOSC_TYPESIZE=4"]
+)
+def test_variables_of_the_environment_change_no_block(variable: str) -> None:
+    """Numcodecs would let them: blocks of other kinds, decoded to other numbers or refused."""
+    name, value = variable.split("=")
+    command = [sys.executable, "-c", _CODED]
+    done = subprocess.run(
+        command, env={**os.environ, name: value}, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["True", "True"], done.stderr
+
+
+def test_a_long_block_is_always_the_same_bytes() -> None:
+    """Also one of several parts, which threads of Blosc would put in any order."""
+    array = np.random.default_rng(0).integers(0, 30, 1 << 21, np.uint8)
+    assert len({encode_block(array, "blosc", shuffle=True, effort=5) for _ in range(12)}) == 1

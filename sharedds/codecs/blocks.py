@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from numcodecs import LZ4, Zstd, blosc, lz4, zstd
+from numcodecs import LZ4, Zstd, lz4, zstd
 from numpy.typing import DTypeLike, NDArray
 
 from sharedds.codecs.frames import (
@@ -26,6 +26,7 @@ from sharedds.codecs.frames import (
     WHOLE,
     FrameRoom,
     address_of,
+    compressed,
     decode_frame,
     encode_frame,
     find_decompress,
@@ -112,7 +113,7 @@ def encode_block(array: NDArray[Any], codec: str, *, shuffle: bool, effort: int 
 def _lz4_hc(data: NDArray[np.uint8], effort: int) -> bytes:
     """Return an LZ4 block of the HC encoder, as numcodecs' own LZ4 writes it: its length first."""
     if len(data) <= _MAX_CONTAINER:
-        coded = blosc.compress(data, b"lz4hc", effort, blosc.NOSHUFFLE, len(data), 1)
+        coded = compressed(data, b"lz4hc", effort, part=len(data), typesize=1)
         _, _, flags, _, _, part, _ = HEADER.unpack_from(coded)
         if part == len(data) and not flags & COPIED:  # some versions cut what is over 256 KiB
             (start,) = _NUMBER.unpack_from(coded, HEADER.size)

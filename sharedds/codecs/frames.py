@@ -16,7 +16,7 @@ from numcodecs import blosc
 from numpy.typing import NDArray
 
 from sharedds.codecs.header import BytesLike
-from sharedds.errors import DecodeError
+from sharedds.errors import DecodeError, OptionError
 
 __all__ = [
     "COPIED",
@@ -27,6 +27,7 @@ __all__ = [
     "WHOLE",
     "FrameRoom",
     "address_of",
+    "compressed",
     "decode_frame",
     "encode_frame",
     "find_decompress",
@@ -57,14 +58,72 @@ def find_decompress() -> Callable[..., int]:
     of the result and how many threads, and returns how many bytes it wrote. numcodecs' way to it
     takes as long as decoding a small block, and uses threads in some places.
     """
-    try:
-        found = ctypes.CDLL(blosc.__file__).blosc_decompress_ctx
-    except (OSError, AttributeError):
+    found: Any = getattr(_library(), "blosc_decompress_ctx", None)
+    if found is None:
         return hidden
     found.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     found.restype = ctypes.c_int
     function: Callable[..., int] = found
     return function
+
+
+def _find_compress() -> Callable[..., int] | None:
+    found: Any = getattr(_library(), "blosc_compress_ctx", None)
+    if found is None:
+        return None
+    integer, size, place = ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p
+    found.argtypes = (*(integer, integer, size, size, place, place, size), ctypes.c_char_p)
+    found.argtypes += (size, integer)
+    found.restype = integer
+    function: Callable[..., int] = found
+    return function
+
+
+def _library() -> Any:
+    try:
+        return ctypes.CDLL(blosc.__file__)
+    except OSError:
+        return None
+
+
+_compress = _find_compress()
+
+
+def compressed(
+    data: NDArray[np.uint8], codec: bytes, level: int, *, part: int, typesize: int
+) -> bytes:
+    """Return a frame: the same bytes for the same numbers, whoever makes it.
+
+    numcodecs' function lets variables of the environment (BLOSC_SHUFFLE, BLOSC_COMPRESSOR, ...)
+    overrule what it is told, and lets threads put the parts of a frame in any order; where there is
+    no other, a frame that came out as another kind is refused.
+
+    Args:
+        data: The bytes.
+        codec: ``b"lz4"`` or ``b"lz4hc"``.
+        level: How hard to search.
+        part: Bytes that are coded by themselves.
+        typesize: Of the elements whose bytes are shuffled; 1 for no shuffle.
+
+    Raises:
+        OptionError: The environment overrules this.
+    """
+    how = blosc.SHUFFLE if typesize > 1 else blosc.NOSHUFFLE
+    if _compress is not None:
+        room = np.empty(len(data) + HEADER.size, np.uint8)
+        given = (data.ctypes.data, room.ctypes.data, len(room))
+        length = _compress(level, how, typesize, len(data), *given, codec, part, 1)
+        if length > 0:
+            return room[:length].tobytes()
+    made = bytes(blosc.compress(data, codec, level, how, part, typesize))
+    try:
+        require_frame(made, len(data), typesize)
+    except DecodeError as error:
+        raise OptionError(
+            "Blosc codes blocks otherwise than it is told: unset the variables BLOSC_... of the "
+            "environment"
+        ) from error
+    return made
 
 
 def typesize_of(itemsize: int, *, shuffle: bool) -> int:
@@ -75,8 +134,7 @@ def typesize_of(itemsize: int, *, shuffle: bool) -> int:
 def encode_frame(data: NDArray[np.uint8], typesize: int, effort: int) -> bytes:
     """Return a frame of LZ4 blocks; with effort, 1 to 9, of its HC encoder."""
     name, level = (b"lz4hc", effort) if effort else (b"lz4", 5)
-    how = blosc.SHUFFLE if typesize > 1 else blosc.NOSHUFFLE
-    return bytes(blosc.compress(data, name, level, how, min(len(data), _INNER), typesize))
+    return compressed(data, name, level, part=min(len(data), _INNER), typesize=typesize)
 
 
 def require_frame(data: BytesLike, size: int, typesize: int) -> None:
