@@ -1,13 +1,15 @@
 """The state of NumPy's global generator, taken, compared and put back in half a microsecond.
 
 ``numpy.random.get_state`` and ``set_state`` take fifty each, for 624 words one by one. Here the
-words are copied at once, from where the bit generator says that they are.
+words are copied at once, from where the bit generator says that they are; and the second half of a
+pair of normal numbers, which waits for its turn, from where a test on first use finds it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import struct
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +19,7 @@ from sharedds.generators.thread_random import global_numpy_generator
 __all__ = ["NumPyState", "TakenState"]
 
 _SIZE = 2500  # bytes of a Mersenne Twister: 624 words, and a position among them
+_HALF = struct.Struct("=ixxxxd")  # whether a normal number waits, and which
 
 
 class TakenState(NamedTuple):
@@ -25,48 +28,47 @@ class TakenState(NamedTuple):
     Attributes:
         bits: The bit generator.
         words: What it is at; empty where only ``whole`` says it.
-        whole: As NumPy says it; None where the words are all, since no number is kept for the next
-            draw: normal ones are made in pairs.
+        half: Whether a normal number waits for the next draw, and which: they are made in pairs.
+        whole: As NumPy says it, where the words cannot be copied.
     """
 
     bits: Any
     words: bytes
+    half: bytes
     whole: dict[str, Any] | None
 
 
 class NumPyState:
     """Takes and puts back the state of ``numpy.random``; for one thread at a time."""
 
-    __slots__ = ("_bits", "_even", "_words")
+    __slots__ = ("_bits", "_half", "_source", "_words")
 
     def __init__(self) -> None:
+        self._source: Any = None
         self._bits: Any = None
         self._words: Any = None  # in their place; None where it is not known how many
-        self._even = b""  # the latest words that were met with no second half of a pair
+        self._half: Any = None
 
     def take(self) -> TakenState:
         """Return the state of now."""
-        bits = global_numpy_generator()._bit_generator
-        if bits is not self._bits:
-            self._bits, self._words, self._even = bits, _words_of(bits), b""
-        words = self._words.raw if self._words is not None else b""
-        if words and words == self._even:
-            return TakenState(bits, words, None)
-        whole: Any = global_numpy_generator().get_state(legacy=False)
-        if not words or whole["has_gauss"]:
-            return TakenState(bits, words, whole)
-        self._even = words
-        return TakenState(bits, words, None)
+        source: Any = global_numpy_generator()
+        bits = source._bit_generator
+        if bits is not self._bits or source is not self._source:
+            self._source, self._bits = source, bits
+            self._words, self._half = _places(source)
+        if self._words is None:
+            return TakenState(bits, b"", b"", source.get_state(legacy=False))
+        return TakenState(bits, self._words.raw, self._half.raw, None)
 
     def moved(self, since: TakenState) -> bool:
         """Whether something was drawn or seeded since."""
         source: Any = global_numpy_generator()
-        if source._bit_generator is not since.bits or since.bits is not self._bits:
+        bits = source._bit_generator
+        if bits is not since.bits:
             return True
-        if self._words is not None and self._words.raw != since.words:
-            return True
-        whole = since.whole
-        return whole is not None and repr(source.get_state(legacy=False)) != repr(whole)
+        if self._words is None or bits is not self._bits or source is not self._source:
+            return repr(self.take()) != repr(since)  # arrays are no numbers that compare
+        return bool(self._words.raw != since.words or self._half.raw != since.half)
 
     def __reduce__(self) -> tuple[type[NumPyState], tuple[()]]:
         return NumPyState, ()  # places in memory are those of one process
@@ -81,25 +83,26 @@ class NumPyState:
             module.set_bit_generator(state.bits)
         if state.whole is not None:
             source.set_state(state.whole)
-        else:
-            source.seed(0)  # forgets the second half of a pair
-            ctypes.memmove(_address(state.bits), state.words, _SIZE)
+            return
+        words, half = _places(source)
+        words.raw, half.raw = state.words, state.half
 
 
-def _words_of(bits: Any) -> Any:
-    address = _address(bits)
-    return (ctypes.c_char * _SIZE).from_address(address) if address else None
-
-
-def _address(bits: Any) -> int:
-    """Where the words are; 0 where it is not known how many."""
-    known = type(bits) is np.random.MT19937 and _can_copy()
-    return int(bits.ctypes.state_address) if known else 0
+def _places(source: Any) -> tuple[Any, Any]:
+    """Where the words and the half of a pair are, while the generator lives; None if not known."""
+    bits, at = source._bit_generator, _place_of_half()
+    if at is None or type(bits) is not np.random.MT19937:
+        return None, None
+    words = (ctypes.c_char * _SIZE).from_address(bits.ctypes.state_address)
+    return words, (ctypes.c_char * _HALF.size).from_address(id(source) + at)
 
 
 @functools.cache
-def _can_copy() -> bool:
-    """Whether the words are all that this version of NumPy draws from, and copying them works."""
+def _place_of_half() -> int | None:
+    """Where a generator has the half of a pair; None where copying does not work in this version.
+
+    The words must be all that this version of NumPy draws from.
+    """
     try:
         bits = np.random.MT19937(0)
         address = bits.ctypes.state_address
@@ -107,6 +110,19 @@ def _can_copy() -> bool:
         drawn = bits.random_raw(1300).tolist()
         after = ctypes.string_at(address, _SIZE)
         ctypes.memmove(address, words, _SIZE)
-        return after != words and bits.random_raw(1300).tolist() == drawn
+        if after == words or bits.random_raw(1300).tolist() != drawn:
+            return None
+        source = np.random.RandomState(1)
+        size = np.random.RandomState.__basicsize__
+        source.normal()
+        state: Any = source.get_state(legacy=False)
+        memory = ctypes.string_at(id(source), size)
+        at = memory.find(_HALF.pack(1, state["gauss"]))
+        if state["has_gauss"] != 1 or at < 0:
+            return None
+        half = ctypes.string_at(id(source) + at, _HALF.size)
+        source.normal()
+        ctypes.memmove(id(source) + at, half, _HALF.size)
+        return at if source.normal() == state["gauss"] else None
     except (AttributeError, ImportError):
-        return False
+        return None
