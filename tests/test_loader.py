@@ -350,3 +350,10 @@ def test_no_process_is_left_after_a_loop_was_broken_off() -> None:
         assert bool(children() - before) is persistent
         del loader
         assert not children() - before
+
+
+def test_a_batch_of_numbers_is_where_torch_would_put_it() -> None:
+    """A device that is the default within the loop holds it, as with torch's own loader."""
+    loop = iter(build_loader(Squares(8), batch_size=4, num_workers=0))
+    with torch.device("meta"):
+        assert next(loop).is_meta

@@ -143,8 +143,9 @@ def _numbers(items: list[int]) -> Any:
     if default_collate_fn_map.get(int) is collate_int_fn:
         batch = torch.empty(len(items), dtype=torch.int64)
         with contextlib.suppress(OverflowError):
-            batch.numpy()[:] = items
-            return batch
+            if batch.is_cpu:  # else another device is the default
+                batch.numpy()[:] = items
+                return batch
     return default_collate(items)
 
 
