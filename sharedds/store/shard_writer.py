@@ -236,6 +236,9 @@ class ShardWriter:
         with self._mutex:
             if self._closed:
                 return
+            if self._current is not None and self._files and not len(self._current):
+                self._current.abort(keep=False)  # all that was to follow was refused
+                self._current = None
             if self._current is not None or not self._files:
                 self._finish_shard(self._writer())
             self._closed = True
