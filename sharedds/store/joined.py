@@ -24,7 +24,7 @@ from sharedds.errors import (
     StoreFormatError,
     StoreNotFoundError,
 )
-from sharedds.handles import map_file
+from sharedds.handles import map_file, per_process
 from sharedds.store.header import Header
 from sharedds.store.joined_columns import JoinedColumn, JoinedRagged, JoinedText, Places
 from sharedds.store.layout import FORMAT_VERSION, FieldColumn, FieldSpec, field_columns
@@ -95,11 +95,15 @@ class OpenedShards:
         self.chunked = {field.name: at for at, field in enumerate(self.header.chunked)}
         self.samples = Places(shard.samples for shard in index.shards)
         self.entry_places = Places(shard.entries for shard in index.shards)
-        self._lock = threading.RLock()
         self._open: OrderedDict[int, OpenedStore] = OrderedDict()
         self._side_car: OpenedStore | None = None
         self._keys: tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]] | None = None
         self._columns: dict[str, JoinedColumn] = {}
+
+    @per_process
+    def _lock(self) -> threading.RLock:
+        """What threads take turns by: one for a fork too, which may meet another thread with it."""
+        return threading.RLock()
 
     # --- files ---
 
@@ -289,9 +293,10 @@ class OpenedShards:
                     file = map_file(path)
                 except StoreNotFoundError:
                     raise self._wrong(path, "is missing") from None
-                found = xxhash.xxh3_64_hexdigest(file.view)
+                sound = file.size == named.bytes
+                sound = sound and xxhash.xxh3_64_hexdigest(file.view) == named.checksum
                 file.release(0, file.size)
-                if file.size != named.bytes or found != named.checksum:
+                if not sound:
                     raise self._wrong(path, "(the keys) is damaged or exchanged")
                 both = np.frombuffer(file.view, "<u8").reshape(2, -1)
                 self._keys = both[0], both[1]
