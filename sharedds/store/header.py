@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -22,7 +23,7 @@ from sharedds.store.layout import (
     field_columns,
 )
 
-__all__ = ["Header", "parse_header"]
+__all__ = ["Header", "fields_problem", "parse_header"]
 
 _KINDS = ("image", "blocks", "column", "ragged", "text", "bytes", "json")
 _CODECS = {"image": IMAGE_CODECS, "blocks": (*BLOCK_CODECS, *TILE_CODECS)}
@@ -62,7 +63,8 @@ def parse_header(data: memoryview, path: str, file_size: int) -> Header:
     """
     try:
         header = _parse(data)
-        _check_fields(header)
+        if problem := fields_problem(header.fields):
+            raise _HeaderError(problem)
         _check_columns(header, file_size)
     except _HeaderError as error:
         raise StoreFormatError(f"{path}: {error}", path=path) from error
@@ -93,25 +95,25 @@ def _parse(data: memoryview) -> Header:
         raise _HeaderError(f"the header is damaged ({error})") from error
 
 
-def _check_fields(header: Header) -> None:
-    names = [field.name for field in header.fields]
+def fields_problem(fields: Sequence[FieldSpec]) -> str:
+    """Return what is wrong with fields that were read from a file; empty where nothing is."""
+    names = [field.name for field in fields]
     if not 1 <= len(names) <= 255 or len(set(names)) < len(names):
-        raise _HeaderError(f"the header is damaged ({len(names)} fields: {names[:8]})")
-    for field in header.fields:
-        if not FIELD_NAME.match(field.name):
-            raise _HeaderError(f"the header is damaged (a field is called {field.name!r})")
-        if field.kind not in _KINDS:
-            raise _HeaderError(f"field {field.name!r} has the unknown kind {field.kind!r}")
+        return f"the header is damaged ({len(names)} fields: {names[:8]})"
+    for field in fields:
         codecs = _CODECS.get(field.kind, ("",))
+        if not FIELD_NAME.match(field.name):
+            return f"the header is damaged (a field is called {field.name!r})"
+        if field.kind not in _KINDS:
+            return f"field {field.name!r} has the unknown kind {field.kind!r}"
         if field.codec not in codecs:
             known = ", ".join(codecs)
-            raise _HeaderError(
-                f"field {field.name!r} has the unknown codec {field.codec!r}; known: {known}"
-            )
+            return f"field {field.name!r} has the unknown codec {field.codec!r}; known: {known}"
         if field.kind in ("column", "ragged") and not DTYPE.match(field.dtype):
-            raise _HeaderError(f"field {field.name!r} has the unknown dtype {field.dtype!r}")
+            return f"field {field.name!r} has the unknown dtype {field.dtype!r}"
         if not _is_shape(field.shape):
-            raise _HeaderError(f"field {field.name!r} has the shape {field.shape}")
+            return f"field {field.name!r} has the shape {field.shape}"
+    return ""
 
 
 def _is_shape(shape: tuple[int, ...]) -> bool:

@@ -16,6 +16,8 @@ from sharedds.store.columns import Column, RaggedColumn, TextColumn
 
 __all__ = ["JoinedColumn", "JoinedRagged", "JoinedText", "Places"]
 
+_MANY = 1 << 20  # rows
+
 
 class Places:
     """Where the rows of several parts lie, one part after the other.
@@ -120,6 +122,9 @@ class JoinedColumn(Column):
         )
 
     def _slice(self, start: int, stop: int, step: int) -> npt.NDArray[Any]:
+        if abs(stop - start) > _MANY:  # what an index claims is compared before room is made for it
+            for part in range(self.segments):
+                self._part(part)
         if step != 1 or stop <= start:
             return self._gather(np.arange(start, stop, step))
         first, low = self._places.find(start)

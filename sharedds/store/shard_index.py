@@ -17,6 +17,7 @@ import xxhash
 
 from sharedds.errors import SourceError, StoreChangedError, StoreFormatError
 from sharedds.handles import storage_errors
+from sharedds.store.header import fields_problem
 from sharedds.store.layout import MAX_HEADER, FieldSpec
 from sharedds.store.lock import sync_folder
 
@@ -199,8 +200,12 @@ def _check(index: ShardIndex) -> None:
         raise _IndexError("a number of samples, entries or bytes is out of range")
     if sums != [sum(s.samples for s in shards), sum(s.entries for s in shards)]:
         raise _IndexError("the shards do not add up to the number of samples or entries")
-    if not 1 <= len(index.fields) <= 255 or not -1 <= index.classes < _LIMIT:
-        raise _IndexError(f"{len(index.fields)} fields, {index.classes} classes")
+    if problem := fields_problem(index.fields):
+        raise _IndexError(problem)
+    if not -1 <= index.classes < _LIMIT:
+        raise _IndexError(f"{index.classes} classes")
+    if any(shard.samples > shard.bytes for shard in shards):  # none takes less than a byte
+        raise _IndexError("a shard of more samples than bytes")
     if (index.keys is not None) != index.keyed:
         raise _IndexError("the file of the keys is not named, or there are no keys")
     if index.keys is not None and index.keys.bytes != 16 * index.samples:
