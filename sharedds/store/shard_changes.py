@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from sharedds.errors import OptionError, SampleKeyError, SchemaError, StoreBusyError
+from sharedds.errors import OptionError, SampleKeyError, SchemaError, StoreBusyError, StoreError
 from sharedds.handles import storage_errors
 from sharedds.store.copying import schema_of
 from sharedds.store.joined import OpenedShards
@@ -28,6 +28,8 @@ from sharedds.store.sharding import index_of_files, shard_name
 from sharedds.store.writer import StoreWriter
 
 __all__ = ["append", "edit"]
+
+_TRUTH = {"true": True, "1": True, "false": False, "0": False}
 
 
 @contextlib.contextmanager
@@ -96,9 +98,7 @@ def append(
                 write_index(joined.path, made)
                 digest = made.digest
         except BaseException:
-            for name in new:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(os.path.join(joined.path, name))
+            _remove_unnamed(joined.path, new)
             raise
     return ChangeReport(
         path=target.path,
@@ -110,6 +110,14 @@ def append(
     )
 
 
+def _remove_unnamed(folder: str, names: Iterable[str]) -> None:
+    """Remove what a change that failed has made, but never what the index names by now."""
+    with contextlib.suppress(StoreError, OSError):
+        named = {shard.file for shard in read_index(folder).shards}
+        for name in set(names) - named:
+            os.unlink(os.path.join(folder, name))
+
+
 def _files_of(stores: Sequence[Store]) -> Iterator[str | Store]:
     """Yield files that can be copied whole; a store with edits is copied by samples."""
     for store in stores:
@@ -117,7 +125,8 @@ def _files_of(stores: Sequence[Store]) -> Iterator[str | Store]:
         if not isinstance(opened, OpenedShards):
             yield store.path
         elif opened.index.edits is None:
-            yield from (os.path.join(store.path, shard.file) for shard in opened.index.shards)
+            for number in range(len(opened.index.shards)):
+                yield opened.shard(number).path  # compared with the index
         else:
             yield store
 
@@ -160,10 +169,13 @@ def edit(
         old = joined.index.edits
         changes: dict[int, dict[str, Any]] = {}
         for row in rows:
-            values = dict(row)
+            given: object = row
+            values = dict(given) if isinstance(given, Mapping) else {}
             key = values.pop("key", None)
             if key is None:
                 raise OptionError(f"a row without the key of a sample: {row!r}")
+            if values.get("new_key", key) == "":
+                raise OptionError(f"{now.path}: an empty new_key for the sample {key!r}")
             changes.setdefault(now.index_of(key), {}).update(values)
         names = {name for values in changes.values() for name in values}
         renames = "new_key" in names or (old is not None and old.keys)
@@ -247,8 +259,10 @@ def _value(
     if field.name == "label" and value in classes:
         return classes[value]
     try:
+        if field.dtype == "|b1":  # any text but an empty one would be true
+            return _TRUTH[value.strip().lower()]
         return np.dtype(field.dtype).type(value)
-    except (ValueError, OverflowError) as error:
+    except (ValueError, OverflowError, KeyError) as error:
         raise SchemaError(
             f"{store.path}: {value!r} is no value of {field.name!r} ({np.dtype(field.dtype).name})",
             path=store.path,
