@@ -9,12 +9,26 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from sharedds.codecs import sniff
-from sharedds.doors.arrow_columns import Column, features_of, plan_columns, pyarrow, value_of
+from sharedds.doors.arrow_columns import (
+    BAD_VALUE,
+    Column,
+    difference,
+    features_of,
+    plan_columns,
+    pyarrow,
+    value_of,
+)
 from sharedds.doors.labels import LabelReader
 from sharedds.doors.outgoing import PICTURE_ENDINGS
 from sharedds.doors.reading import file_facts, listed, read_json, reading, within
 from sharedds.doors.stream import Contents, Item, Keys
-from sharedds.errors import ClassMismatchError, DecodeError, OptionError, SourceError
+from sharedds.errors import (
+    ClassMismatchError,
+    DecodeError,
+    OptionError,
+    SharedDSError,
+    SourceError,
+)
 from sharedds.text import printable
 
 __all__ = ["ArrowRows", "Parquet", "SavedDataset"]
@@ -49,10 +63,13 @@ class ArrowRows:
         self._columns: list[Column] = []
         self._by_path = True
         self._count = 0
+        self._schema: Any = None
 
     def look(self, advance: Callable[[int], object]) -> Contents:
         """Read every column but the pictures once."""
         schema, first = self._start()
+        self._schema = schema
+        self._require_alike(self._files[0], schema)
         features = self._features(schema)
         self._columns = plan_columns(schema, features, first)
         pictures = [column for column in self._columns if column.kind == "keep"]
@@ -96,14 +113,19 @@ class ArrowRows:
         for batch in self._batches(None):
             columns = [(column, batch.column(column.name)) for column in self._columns]
             for row in range(batch.num_rows):
-                yield self._item(number, [(c, values[row].as_py()) for c, values in columns])
+                yield self._item(number, [(c, values[row]) for c, values in columns])
                 number += 1
 
     def _item(self, number: int, row: list[tuple[Column, Any]]) -> Item:
         pictures: dict[str, bytes | str | None] = {}
         values: dict[str, Any] = {}
         path, reason, size = "", "", 0
-        for column, value in row:
+        for column, scalar in row:
+            try:
+                value = scalar.as_py()
+            except BAD_VALUE as error:  # such as text that is no UTF-8, or times beyond all years
+                reason = reason or f"{column.name}: {error}"
+                continue
             if column.kind == "keep":
                 data, name = _picture(column, value)
                 if column.field == "image":
@@ -116,8 +138,8 @@ class ArrowRows:
                     values["label"] = self._label(column, value)
                 else:
                     values[column.field] = value_of(column, value)
-            except (ValueError, TypeError, OverflowError) as error:
-                reason = f"{column.name}: {error}"
+            except BAD_VALUE as error:
+                reason = reason or f"{column.name}: {error}"
         main = pictures.get("image")
         if self._by_path:
             key = path
@@ -166,7 +188,10 @@ class ArrowRows:
             return
         parts = batch.column(picture.name)
         at = parts.type.get_field_index("path")
-        names = parts.field(at).to_pylist() if at >= 0 else [None]
+        try:
+            names = parts.field(at).to_pylist() if at >= 0 else [None]
+        except BAD_VALUE:  # told of its sample
+            names = [None]
         for name in names:
             if not isinstance(name, str) or not name or _climbs(name):
                 self._by_path = False
@@ -194,12 +219,20 @@ class ArrowRows:
         """Yield the rows in parts; all columns, or only some."""
         raise NotImplementedError
 
+    def _require_alike(self, path: str, schema: Any) -> None:
+        """Refuse a file whose columns are not those of the first one."""
+        problem = difference(self._schema, schema)
+        if problem:
+            raise DecodeError(f"{printable(path)}: {problem}", path=path)
+
     @contextlib.contextmanager
     def _arrow_errors(self, path: str) -> Iterator[None]:
         library = pyarrow()
         with reading(path):
             try:
                 yield
+            except SharedDSError:
+                raise
             except (library.ArrowException, ValueError, TypeError) as error:
                 text = str(error).splitlines()[0] if str(error) else type(error).__name__
                 raise DecodeError(
@@ -234,6 +267,7 @@ class Parquet(ArrowRows):
         for path in self._files:
             with self._arrow_errors(path):
                 file = _open_parquet(path)
+                self._require_alike(path, file.schema_arrow)
                 for group in range(file.num_row_groups):
                     about = file.metadata.row_group(group)
                     each = max(1, about.total_byte_size // max(1, about.num_rows))
@@ -281,7 +315,9 @@ class SavedDataset(ArrowRows):
     def _batches(self, columns: list[str] | None) -> Iterator[Any]:
         for path in self._files:
             with self._arrow_errors(path):
-                for batch in _parts(_open_arrow(path)):
+                reader = _open_arrow(path)
+                self._require_alike(path, reader.schema)
+                for batch in _parts(reader):
                     batch.validate(full=True)  # offsets in a file are not to be trusted
                     for start in range(0, batch.num_rows, _MOST_ROWS):
                         yield batch.slice(start, _MOST_ROWS)

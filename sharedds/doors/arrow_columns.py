@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import math
@@ -16,10 +17,20 @@ from sharedds.doors.labels import LabelReader
 from sharedds.doors.stream import FieldNames
 from sharedds.errors import MissingExtraError
 
-__all__ = ["Column", "features_of", "plan_columns", "pyarrow", "value_of"]
+__all__ = [
+    "BAD_VALUE",
+    "Column",
+    "difference",
+    "features_of",
+    "plan_columns",
+    "pyarrow",
+    "value_of",
+]
 
 _LABELS = ("label", "labels", "class", "cls", "target")
 _MAX_CLASSES = 1_000_000
+BAD_VALUE = (ValueError, TypeError, OverflowError, LookupError, RuntimeError)
+"""What values raise that no Python object stands for; Arrow's own errors are among them."""
 
 
 def pyarrow() -> Any:
@@ -74,9 +85,11 @@ class Column:
             return
         if self.field == "label":
             if self.names is None:
-                for label in values.unique().to_pylist():
-                    if label is not None:
-                        labels.see(label if isinstance(label, (int, str)) else repr(label))
+                for scalar in values.unique():
+                    with contextlib.suppress(*BAD_VALUE):  # told of its sample
+                        label = scalar.as_py()
+                        if label is not None:
+                            labels.see(label if isinstance(label, (int, str)) else repr(label))
         elif values.null_count and self.kind.lstrip("u").startswith(("int", "bool")):
             self.kind = "json"  # no number stands for none
         elif self.axes:
@@ -106,6 +119,33 @@ def features_of(metadata: Mapping[bytes, bytes] | None) -> dict[str, Any]:
     except (ValueError, RecursionError, LookupError, TypeError):
         return {}
     return features if isinstance(features, dict) else {}
+
+
+def difference(first: Any, other: Any) -> str:
+    """Return what keeps a file from being read with the columns of another; empty for nothing."""
+    if len(set(other.names)) < len(other.names):
+        return f"two columns have one name: {sorted(other.names)[:12]}"
+    for field in first:
+        at = other.get_field_index(field.name)
+        if at < 0:
+            return f"it has no column {field.name!r}, which the first file has"
+        mine, theirs = _family(field.type), _family(other.field(at).type)
+        if mine != theirs and "null" not in (mine, theirs):
+            return (
+                f"its column {field.name!r} is of the type {other.field(at).type}, that of the "
+                f"first file of {field.type}"
+            )
+    return ""
+
+
+def _family(kind: Any) -> str:
+    """Return which types can stand for each other; all values of one may be missing."""
+    if _has_bytes(kind):
+        return "pictures"
+    if pyarrow().types.is_null(kind):
+        return "null"
+    found, axes = _kind(kind)
+    return f"{'text' if found in ('str', 'bytes', 'json') else 'numbers'} of {axes} axes"
 
 
 def plan_columns(schema: Any, features: Mapping[str, Any], first: Any) -> list[Column]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from sharedds.doors.arrow_columns import pyarrow
 from sharedds.doors.outgoing import Leaving, Outgoing
+from sharedds.errors import OptionError
 from sharedds.ingest.exports.folder import NewFolder
 from sharedds.progress import Progress
 from sharedds.store.layout import FieldSpec
@@ -81,7 +82,14 @@ def _table(source: Outgoing, schema: Any, samples: list[Leaving]) -> Any:
             columns[name].append(None if data is None else {"bytes": data, "path": path})
         for field in source.values:
             columns[field.name].append(_plain(field, sample.values[field.name]))
-    return library.table(columns, schema=schema)
+    try:
+        return library.table(columns, schema=schema)
+    except UnicodeEncodeError as error:
+        raise OptionError(
+            f"{source.store.path}: from sample {samples[0].index} on, a key or text that is not "
+            "UTF-8, and Parquet has no other; export it as webdataset",
+            path=source.store.path,
+        ) from error
 
 
 def _plain(field: FieldSpec, value: Any) -> Any:
