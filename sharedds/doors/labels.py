@@ -10,7 +10,7 @@ from sharedds.doors.reading import reading
 from sharedds.errors import ClassMismatchError, OptionError
 from sharedds.packed import encode_text
 
-__all__ = ["LabelReader", "as_number", "beside"]
+__all__ = ["LabelReader", "as_number", "beside", "is_whole"]
 
 _MAX_CLASSES = 1_000_000
 _MAX_DIGITS = 18
@@ -109,9 +109,16 @@ class LabelReader:
             )
 
     def value(self, label: str | int) -> int | float:
-        """Return what is stored for a label that was seen."""
+        """Return what is stored for a label.
+
+        Raises:
+            ValueError: It was not seen, and is none of the classes.
+        """
         if self._numbers:
-            return self._numbers[str(label)]
+            number = self._numbers.get(str(label))
+            if number is None:
+                raise ValueError(f"{str(label)[:50]!r} is none of the classes")
+            return number
         return float(label) if self.kind == "float64" else int(label)
 
     def _by_name(self) -> bool:
@@ -122,7 +129,14 @@ class LabelReader:
         return all(name in known for name in self._names)
 
 
+def is_whole(text: str) -> bool:
+    """Whether a text is nothing but digits and a sign, such as 007: a name, if no number."""
+    return text.strip().removeprefix("-").removeprefix("+").isdigit()
+
+
 def _is_measure(text: str) -> bool:
+    if is_whole(text) or "_" in text:
+        return False
     try:
         return math.isfinite(float(text))
     except ValueError:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from sharedds.doors.labels import LabelReader, as_number
+from sharedds.doors.labels import LabelReader, as_number, is_whole
 from sharedds.doors.reading import file_facts, reading, within
 from sharedds.doors.stream import TWICE, Contents, FieldNames, Item, Keys
 from sharedds.errors import SharedDSError, SourceError
@@ -102,14 +102,17 @@ class Table:
             )
         if not known and self._keys.again(key):
             return Item(key=key, reason=TWICE)
+        if self._labels.kind and not row[self._label]:
+            return Item(key=key, reason=f"no {self._label} in its row")
         values: dict[str, Any] = {}
-        for column, (field, kind) in self._columns.items():
-            text = row[column] or ""
-            values[field] = text if kind == "str" else (int if kind == "int64" else _real)(text)
-        if self._labels.kind:
-            if not row[self._label]:
-                return Item(key=key, reason=f"no {self._label} in its row")
-            values["label"] = self._labels.value(row[self._label])
+        try:
+            for column, (field, kind) in self._columns.items():
+                text = row[column] or ""
+                values[field] = text if kind == "str" else (int if kind == "int64" else _real)(text)
+            if self._labels.kind:
+                values["label"] = self._labels.value(row[self._label])
+        except ValueError as error:  # the file has changed since
+            return Item(key=key, reason=str(error))
         try:
             size = os.stat(path).st_size
         except OSError as error:
@@ -176,6 +179,9 @@ def _real(text: str) -> float:
 
 
 def _is_real(text: str) -> bool:
+    """Whether a text is a number; not 007, nor what has more digits than a number holds."""
+    if as_number(text) is None and (is_whole(text) or "_" in text):
+        return False
     try:
         _real(text)
     except ValueError:
