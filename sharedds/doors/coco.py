@@ -19,6 +19,7 @@ __all__ = ["Coco", "find_annotations"]
 
 _MAX_JSON = 4 << 30
 _HEAD = 4096
+_MAX_PLACE = float(np.finfo(np.float32).max)
 _WORDS = (b'"images"', b'"annotations"', b'"categories"', b'"licenses"', b'"info"')
 _MORE = ("segmentation", "keypoints", "caption")
 
@@ -164,20 +165,29 @@ class Coco:
             unknown = [a.category_id for a in boxed if a.category_id not in self._numbers]
             if unknown:
                 return Item(key=key, reason=f"a box of the category {unknown[0]}, which is none")
-            values |= self._boxes(boxed)
+            try:
+                values |= self._boxes(boxed)
+            except ValueError as error:
+                return Item(key=key, reason=str(error))
         for name in self._more:
             field = f"{name}s" if name == "caption" else name
             raw = [bytes(getattr(a, name)) for a in given]
-            values[field] = [msgspec.json.decode(text) if text else None for text in raw]
+            try:
+                values[field] = [msgspec.json.decode(text) if text else None for text in raw]
+            except (msgspec.MsgspecError, RecursionError) as error:
+                return Item(key=key, reason=f"{name}: {error}")
         return Item(key=key, pictures={"image": path}, values=values, nbytes=size)
 
     def _boxes(self, boxed: Sequence[_Annotation]) -> dict[str, Any]:
         boxes = np.array([a.bbox for a in boxed], np.float64).reshape(-1, 4)
         boxes[:, 2:] += boxes[:, :2]
+        areas = np.array([a.area for a in boxed], np.float64)
+        if max(np.abs(boxes).max(initial=0), np.abs(areas).max(initial=0)) > _MAX_PLACE:
+            raise ValueError("a box beyond all pictures")
         return {
             "boxes": boxes.astype(np.float32),
             "box_labels": np.array([self._numbers[a.category_id] for a in boxed], np.int64),
-            "box_areas": np.array([a.area for a in boxed], np.float32),
+            "box_areas": areas.astype(np.float32),
             "box_crowd": np.array([bool(a.iscrowd) for a in boxed], np.uint8),
         }
 

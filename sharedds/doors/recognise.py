@@ -93,7 +93,8 @@ def _of_file(path: str) -> DoorFormat | None:
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if text.startswith(b"{"):
         return "coco"  # which is looked at in full when it is read
-    if b"\0" not in head and any(mark in head.splitlines()[0] for mark in (b",", b"\t", b";")):
+    first = head.partition(b"\n")[0]
+    if b"\0" not in head and any(mark in first for mark in (b",", b"\t", b";")):
         return "csv"
     return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import tarfile
 from typing import Any
 
@@ -110,7 +111,7 @@ def _members(sample: Leaving, suffixes: dict[str, str], *, whole: bool) -> list[
         else:
             columns[field] = value
     if columns:
-        plain = {name: _plain(value) for name, value in columns.items()}
+        plain = {name: _as_json(value) for name, value in columns.items()}
         found.append((f"{stem}.columns.json", json.dumps(plain, ensure_ascii=False).encode()))
     return found
 
@@ -153,6 +154,12 @@ def _bytes_of(value: Any) -> bytes | None:
 
 def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, (np.generic, np.ndarray)) else value
+
+
+def _as_json(value: Any) -> Any:
+    """Return a plain value as JSON has it, which has no words for NaN and infinity."""
+    found = _plain(value)
+    return None if isinstance(found, float) and not math.isfinite(found) else found
 
 
 def _stems_repeat(source: Outgoing) -> bool:

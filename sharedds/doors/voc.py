@@ -115,7 +115,8 @@ class Voc:
             raise DecodeError("its name leads out of the folder")
         with reading(path), open(path, "rb") as file:
             data = file.read(_MAX_XML + 1)
-        if len(data) > _MAX_XML or b"<!" in data.replace(b"<!--", b""):
+        plain = data.replace(b"\0", b"")  # of UTF-16 too
+        if len(data) > _MAX_XML or b"<!" in plain.replace(b"<!--", b""):
             raise DecodeError("too large, or with a document type, which annotations have not")
         try:
             return ET.fromstring(data)  # noqa: S314 - without entities, which were refused
