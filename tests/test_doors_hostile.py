@@ -248,3 +248,16 @@ def test_plain_arrays_are_read_as_ever(protocol: int, dtype: str) -> None:
     for mine, theirs in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(mine, theirs)
     assert [found[0].dtype, found[2].shape] == [wanted[0].dtype, (0, 3)]
+
+
+@pytest.mark.parametrize("form", ["webdataset", "mds"])
+def test_a_class_with_a_line_break_does_not_move_the_others(tmp_path: Path, form: Any) -> None:
+    """In a file with one name a line each label behind it would be another class."""
+    for number, name in enumerate(("a\nb", "c")):
+        folder = tmp_path / "in" / name
+        folder.mkdir(parents=True)
+        (folder / f"{number}.jpg").write_bytes(jpeg(number))
+    packed(tmp_path / "in")
+    with pytest.raises(OptionError, match="has a line break"):
+        export(tmp_path / "packed.lmdb", tmp_path / "out", to=form)
+    assert not (tmp_path / "out").exists()

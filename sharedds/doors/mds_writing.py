@@ -38,6 +38,7 @@ def write_mds(
     Raises:
         OptionError: Shards would be of 4 GiB or more.
     """
+    names = source.class_lines()
     columns = _columns(source)
     shards: list[dict[str, Any]] = []
     some: list[bytes] = []
@@ -56,9 +57,8 @@ def write_mds(
         shards.append(_write(out, len(shards), columns, some, shard_size))
     if out is not None:
         out.write(b"index.json", json.dumps({"shards": shards, "version": 2}).encode())
-        if source.classes is not None:
-            text = "".join(f"{name}\n" for name in source.classes)
-            out.write(b"classes.txt", text.encode("utf-8", "surrogateescape"))
+        if names is not None:
+            out.write(b"classes.txt", names)
     return len(shards), total
 
 

@@ -96,6 +96,23 @@ class Outgoing:
     def __len__(self) -> int:
         return len(self.store)
 
+    def class_lines(self) -> bytes | None:
+        """Return the names of the classes, one a line; None where there are none.
+
+        Raises:
+            OptionError: One has a line break, and the numbers behind it would get other names.
+        """
+        if self.classes is None:
+            return None
+        broken = [name for name in self.classes if "\n" in name or "\r" in name]
+        if broken:
+            raise OptionError(
+                f"{self.store.path}: the class {broken[0]!r} has a line break, and classes.txt has "
+                "one name a line; rename it, or export to parquet",
+                path=self.store.path,
+            )
+        return "".join(f"{name}\n" for name in self.classes).encode("utf-8", "surrogateescape")
+
     def samples(self) -> Iterator[Leaving]:
         """Yield all samples, each checked against its checksums.
 

@@ -32,6 +32,7 @@ def write_tars(
     Returns:
         How many files there are, and their bytes of samples.
     """
+    names = source.class_lines()
     suffixes = _suffixes(source)
     whole_names = _stems_repeat(source)
     files = total = 0
@@ -52,9 +53,8 @@ def write_tars(
                 bar.advance(1, nbytes=size)
                 sample = next(samples, None)
         files += 1
-    if source.classes is not None and out is not None:
-        text = "".join(f"{name}\n" for name in source.classes)
-        out.write(b"classes.txt", text.encode("utf-8", "surrogateescape"))
+    if names is not None and out is not None:
+        out.write(b"classes.txt", names)
     return files, total
 
 
