@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from sharedds.errors import OptionError, SchemaError, StoreFormatError
+from sharedds.handles import map_file
 from sharedds.store import Store, StoreWriter, append, edit, merge, shard_index, verify
 from sharedds.store.cut import Cut
 from sharedds.store.joined import OpenedShards
@@ -157,3 +159,14 @@ def test_an_index_that_lies_is_refused(
     (store / "shards.json").write_bytes(msgspec.json.encode(sealed))
     with pytest.raises(StoreFormatError):
         Store(store).column("n")[rows]
+
+
+def test_a_shard_is_called_by_the_name_it_has_now(tmp_path: Path) -> None:
+    """Not by that in the working folder, in which the same process has read it before."""
+    gc.disable()
+    try:
+        merge([single(tmp_path / "a.lmdb", range(10))], tmp_path / "out", shards=2)
+        shard = tmp_path / "out" / "shard-00000.lmdb"
+        assert map_file(shard).path == str(shard)
+    finally:
+        gc.enable()

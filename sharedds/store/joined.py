@@ -205,6 +205,16 @@ class OpenedShards:
         for shard in opened:
             shard.release()
 
+    def forget(self) -> None:
+        """Let go of all that is open: maps end here, and not when garbage is collected."""
+        with self._lock:
+            for opened in (*self._open.values(), self._side_car):
+                if opened is not None:
+                    opened.forget()
+            self._open.clear()
+            self._columns.clear()
+            self._side_car = None
+
     # --- columns ---
 
     @property

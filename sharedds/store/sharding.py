@@ -61,6 +61,8 @@ def index_of_files(
         opened = OpenedStore(os.path.join(folder, name))
         first = opened if first is None else first
         _require_same(first, opened, classes=edits is None or not edits.classes)
+        if opened is not first:
+            opened.forget()
         header = opened.header
         one_each = one_each and header.one_entry_each
         shards.append(Shard(name, header.samples, header.entries, opened.nbytes, header.digest))
@@ -86,8 +88,10 @@ def index_of_files(
     if edits is not None and edits.classes:
         index = msgspec.structs.replace(index, classes=joined.side_car().header.classes)
         joined = OpenedShards(folder, index)
+    first.forget()
     digest = digest_of_shards(joined)
     keys = _write_keys(folder, joined, digest) if header.keyed else None
+    joined.forget()  # a file that is mapped keeps the name it was mapped by
     return msgspec.structs.replace(index, digest=digest, keys=keys)
 
 
