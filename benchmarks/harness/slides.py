@@ -36,6 +36,7 @@ SIZE = "MB on disk"
 TILE = 256
 REGIONS = 400  # of each kind
 _COLD_COUNT, _OPENINGS = 40, 5
+_LARGE = 100_000_000  # bytes: of less, what forty regions map is a large part
 _FAR = 6.0  # mean difference at most, of 255: a decoder may smooth colour as it likes
 
 # Reads the square region whose upper left pixel is (y, x): an array of its own, (h, w, 3) uint8.
@@ -89,7 +90,7 @@ def measure(
         most: Regions of each kind.
     """
     files = read_all(place)
-    figures = {SIZE: sum(file.stat().st_size for file in files) / 1e6}
+    figures = {SIZE: _bytes(files) / 1e6}
     for side in SIDES:
         for way in WAYS:
             places = task.places(side, way)[:most]
@@ -120,10 +121,14 @@ def _cold(
         opening.append((time.perf_counter() - begin) * 1e3)
     spent = []
     for at in places[few : few + _COLD_COUNT]:
-        _drop(files, most=0.3)  # what it has mapped stays, of a small picture much
+        _drop(files, most=0.05 if _bytes(files) > _LARGE else 1)  # what is mapped stays
         assert reader is not None
         spent.append(_timed(reader, at, side))
     return _median(opening), _median(spent)
+
+
+def _bytes(files: list[Path]) -> int:
+    return sum(file.stat().st_size for file in files)
 
 
 def _drop(files: list[Path], *, most: float) -> None:
