@@ -227,6 +227,7 @@ def redirect_globals() -> None:
     with _lock:
         _holders += 1
         if _holders == 1:
+            _take_in_wrapper()
             _replace(_INSTEAD)
 
 
@@ -237,6 +238,14 @@ def restore_globals() -> None:
         _holders -= 1
         if _holders == 0:
             _replace(_ORIGINAL)
+
+
+def _take_in_wrapper() -> None:
+    """Know the wrapper that torch's compiler, once imported, puts in place of ``manual_seed``."""
+    found = torch.manual_seed
+    if found is not torch.random.manual_seed and not {id(found)} & {*_INSTEAD, *_ORIGINAL}:
+        instead = _dispatching(found, "torch", "manual_seed", _manual_seed)
+        _INSTEAD[id(found)], _ORIGINAL[id(instead)] = instead, found
 
 
 def _replace(table: dict[int, Any]) -> None:
