@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import os
 import re
@@ -39,7 +40,7 @@ _LARGEST_BATCH = 4096
 _PARTS = re.compile(r"(.+?)-\d{5}-of-\d{5}.*\.parquet\Z")
 
 
-class ArrowRows:
+class ArrowRows(abc.ABC):
     """What Parquet and Arrow files have in common; see their two classes below.
 
     Args:
@@ -211,13 +212,13 @@ class ArrowRows:
     def _features(self, schema: Any) -> dict[str, Any]:
         return features_of(schema.metadata)
 
+    @abc.abstractmethod
     def _start(self) -> tuple[Any, Any]:
         """Return the schema, and the first rows."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _batches(self, columns: list[str] | None) -> Iterator[Any]:
         """Yield the rows in parts; all columns, or only some."""
-        raise NotImplementedError
 
     def _require_alike(self, path: str, schema: Any) -> None:
         """Refuse a file whose columns are not those of the first one."""

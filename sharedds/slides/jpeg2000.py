@@ -6,7 +6,6 @@ import io
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy.typing as npt
 
 from sharedds.codecs.pixels import Samples, finish
 from sharedds.errors import DecodeError, ImageTooLargeError, SourceError
-from sharedds.slides.flat import MAX_PIXELS, MAX_WHOLE, FileIdentity, FlatReader, identity_of
+from sharedds.slides.flat import MAX_PIXELS, MAX_WHOLE, FlatReader, FlatSlide, identity_of
 from sharedds.slides.source import SlideHeader, SlideLevel
 
 __all__ = ["Jpeg2000Slide", "open_jpeg2000"]
@@ -28,17 +27,8 @@ _PIXELS_A_BYTE = 8192  # more are no picture: even an empty block of code takes 
 _MODES = {"L": (1, "u1"), "I;16": (1, "<u2"), "RGB": (3, "u1"), "LA": (1, "u1"), "RGBA": (3, "u1")}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Jpeg2000Slide:
-    """A picture whose header is read.
-
-    Attributes:
-        header: What is known of it.
-        identity: Of the file that was looked at.
-    """
-
-    header: SlideHeader
-    identity: FileIdentity
+class Jpeg2000Slide(FlatSlide):
+    """A picture whose header is read."""
 
     @contextmanager
     def open(self) -> Iterator[FlatReader]:

@@ -21,7 +21,7 @@ from sharedds.errors import CorruptDataError, SampleIndexError, SchemaError, Sto
 from sharedds.handles import MappedFile
 from sharedds.store.layout import ColumnSpec
 
-__all__ = ["Column", "RaggedColumn", "TextColumn"]
+__all__ = ["Column", "RaggedColumn", "TextColumn", "row_of"]
 
 _COPIED = 64 << 10  # bytes that are rather copied than mapped
 _MAPPED = 8 << 20  # bytes of a column that may stay mapped behind what was gathered
@@ -293,6 +293,29 @@ class Column:
         return f"Column({self.name!r}, shape={self.shape}, dtype={self.dtype})"
 
 
+def row_of(index: SupportsIndex, count: int, path: str, name: str) -> int:
+    """Return which of ``count`` rows an index means; negative ones count from the end.
+
+    Raises:
+        SchemaError: It is no whole number.
+        SampleIndexError: There is no such row.
+    """
+    try:
+        number = operator.index(index)
+    except TypeError:
+        kind = type(index).__name__
+        raise SchemaError(f"an index must be a whole number, not {kind}") from None
+    position = number + count if number < 0 else number
+    if not 0 <= position < count:
+        raise SampleIndexError(
+            f"{path}: column {name!r} has {count} rows, no row {number}",
+            path=path,
+            sample=number,
+            field=name,
+        )
+    return position
+
+
 class RaggedColumn:
     """Rows of different lengths: ``column[i]`` is an array in the stored dtype, read-only.
 
@@ -317,19 +340,7 @@ class RaggedColumn:
         return StoreFormatError(f"{path}: column {self.name!r}, {what}", path=path, field=self.name)
 
     def __getitem__(self, index: SupportsIndex) -> npt.NDArray[Any]:
-        try:
-            number = operator.index(index)
-        except TypeError:
-            name = type(index).__name__
-            raise SchemaError(f"an index must be a whole number, not {name}") from None
-        position = number + len(self) if number < 0 else number
-        if not 0 <= position < len(self):
-            raise SampleIndexError(
-                f"{self._values.path}: column {self.name!r} has {len(self)} rows, no row {number}",
-                path=self._values.path,
-                sample=number,
-                field=self.name,
-            )
+        position = row_of(index, len(self), self._values.path, self.name)
         start, stop = int(self._ends[position]), int(self._ends[position + 1])
         if not 0 <= start <= stop <= len(self._values):
             raise self._damaged(f"row {position} spans {start} to {stop} of {len(self._values)}")

@@ -11,8 +11,8 @@ from typing import Any, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from sharedds.errors import SampleIndexError, SchemaError
-from sharedds.store.columns import Column, RaggedColumn, TextColumn
+from sharedds.errors import SampleIndexError
+from sharedds.store.columns import Column, RaggedColumn, TextColumn, row_of
 
 __all__ = ["JoinedColumn", "JoinedRagged", "JoinedText", "Places"]
 
@@ -198,17 +198,4 @@ class JoinedText(TextColumn):
 def _find(
     column: JoinedRagged | JoinedText, index: SupportsIndex, path: str, places: Places
 ) -> tuple[int, int]:
-    try:
-        number = operator.index(index)
-    except TypeError:
-        name = type(index).__name__
-        raise SchemaError(f"an index must be a whole number, not {name}") from None
-    position = number + len(places) if number < 0 else number
-    if not 0 <= position < len(places):
-        raise SampleIndexError(
-            f"{path}: column {column.name!r} has {len(places)} rows, no row {number}",
-            path=path,
-            sample=number,
-            field=column.name,
-        )
-    return places.find(position)
+    return places.find(row_of(index, len(places), path, column.name))
